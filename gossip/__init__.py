@@ -1,0 +1,1 @@
+"""The replicated op log as a pure machine: accept, push, repair, receipts."""

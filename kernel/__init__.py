@@ -1,0 +1,1 @@
+"""MAS-OS on one node: memory, turns, scheduler, allocator, agents."""

@@ -1,0 +1,1 @@
+"""Agents and their roles as data, prompts, parsing of what they say."""

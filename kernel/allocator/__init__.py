@@ -1,0 +1,1 @@
+"""Which memory a turn gets, under a token budget, with a receipt."""

@@ -1,0 +1,1 @@
+"""The pool view: units, temporal and semantic edges, the rolling summary."""

@@ -1,0 +1,1 @@
+"""Claims, votes, finality (fold) and the machine that takes turns."""

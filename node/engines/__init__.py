@@ -1,0 +1,1 @@
+"""Adapters to text generation and embedding products."""

@@ -1,0 +1,153 @@
+"""Signed records that are not ops: what a node's agents can do, and where it may be dialled (protocol.md §8).
+
+    body = [key, kind, value, publisher, seq, issued_ms, expiry_ms]      wire = [body bytes, sig]
+
+They replace each other: of one (publisher, key) the greatest (seq, hash) wins, on every node alike, whatever
+arrived first. A record is neither taken nor offered after its expiry, nor when it claims to live longer than
+its kind may. `ttl 0` (expiry = issued) withdraws it. Verified over the exact bytes before its value is used,
+and forwarded as the same bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from protocol.codec import decode, encode
+from protocol.errors import DecodeError
+from protocol.identity import KeyPair, Verify, digest, prefixed
+from protocol.messages import RECORD_BYTES_MAX
+from protocol.peer import ADDRESSES_PER_PEER_MAX, Multiaddr
+from protocol.records import Name
+
+RECORD_TTL_MS: Final = 6 * 3_600_000
+FUTURE_MS_MAX: Final = 600_000  # a publisher's clock may be wrong by ten minutes (complaint 14)
+KEY_BYTES: Final = 20
+Kind = Literal["peer", "agent"]
+
+
+class PeerValue(BaseModel):
+    """Where the publisher may be dialled; the only addresses of others that a node ever dials."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+    addrs: Annotated[tuple[Annotated[str, Field(max_length=256)], ...], Field(max_length=ADDRESSES_PER_PEER_MAX)]
+
+
+class AgentValue(BaseModel):
+    """What one agent of the publisher can do, and on what terms."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+    agent: Name
+    roles: Annotated[tuple[Name, ...], Field(max_length=16)]
+    description: Annotated[str, Field(max_length=1000)] = ""
+    vector: Annotated[bytes, Field(max_length=4096)] | None = None
+    encoder: Name = ""
+    model: Name = ""
+    backend: Name = ""
+    quality: Literal["demo", "standard"] = "standard"
+    context_tokens: Annotated[int, Field(ge=0, le=2**31)] = 0
+    tools: Annotated[tuple[Name, ...], Field(max_length=32)] = ()
+    skills: Annotated[tuple[Name, ...], Field(max_length=32)] = ()
+    price_micro_money: Annotated[int, Field(ge=0, le=2**53)] = 0
+    tokens_per_s: Annotated[int, Field(ge=0, le=2**31)] = 0
+    data_policy: Literal["local", "external"] = "local"
+
+
+Value = PeerValue | AgentValue
+
+
+@dataclass(frozen=True, slots=True)
+class SignedRecord:
+    """A verified record with its exact bytes."""
+
+    key: bytes
+    kind: Kind
+    value: Value
+    publisher: bytes
+    seq: int
+    issued_ms: int
+    expiry_ms: int
+    wire: bytes
+    hash: bytes
+
+    @property
+    def version(self) -> tuple[int, bytes]:
+        """Greater wins."""
+        return (self.seq, self.hash)
+
+    def live(self, now_ms: int) -> bool:
+        """True while it may be used and offered."""
+        return now_ms < self.expiry_ms
+
+    def acceptable(self, now_ms: int) -> bool:
+        """True if its times are possible now: a withdrawal, or live and not longer than a record may live."""
+        if self.issued_ms > now_ms + FUTURE_MS_MAX or self.expiry_ms > self.issued_ms + RECORD_TTL_MS:
+            return False
+        return self.expiry_ms == self.issued_ms or self.live(now_ms)
+
+    @classmethod
+    def from_wire(cls, data: bytes, verify: Verify) -> Self:
+        """Verify, then decode.
+
+        Raises:
+            DecodeError: not a well-formed record signed by its publisher.
+        """
+        match decode(data, bytes_max=RECORD_BYTES_MAX):
+            case (bytes(body), bytes(sig)):
+                fields = decode(body, bytes_max=RECORD_BYTES_MAX)
+            case _:
+                raise DecodeError("a record is [body, signature]")
+        match fields:
+            case (
+                bytes(key),
+                str(kind),
+                dict(value),
+                bytes(pk),
+                int(seq),
+                int(issued),
+                int(expiry),
+            ) if len(pk) == 32 and len(key) == KEY_BYTES and 0 <= seq < 2**63 and 0 <= issued <= expiry < 2**48:
+                if not verify(pk, prefixed("record", body), sig):
+                    raise DecodeError("record is not signed by its publisher")
+                typed, parsed = _value(kind, value)
+                _check_key(key, pk, typed, parsed)
+                return cls(key, typed, parsed, pk, seq, issued, expiry, data, digest("rec", data))
+            case _:
+                raise DecodeError("record fields do not fit")
+
+
+def _value(kind: str, value: object) -> tuple[Kind, Value]:
+    try:
+        match kind:
+            case "peer":
+                peer = PeerValue.model_validate(value)
+                for addr in peer.addrs:
+                    Multiaddr.parse(addr)
+                return "peer", peer
+            case "agent":
+                return "agent", AgentValue.model_validate(value)
+            case _:
+                raise DecodeError(f"unknown record kind {kind[:32]!r}")
+    except ValidationError as exc:
+        first = exc.errors(include_url=False, include_input=False)[0]
+        raise DecodeError(f"record value: {first['loc']}: {first['msg']}") from exc
+
+
+def _check_key(key: bytes, publisher: bytes, kind: Kind, value: Value) -> None:
+    if key != record_key(publisher, kind, value.agent if isinstance(value, AgentValue) else ""):
+        raise DecodeError("record key is not derived from its publisher and agent")
+
+
+def record_key(publisher: bytes, kind: Kind, agent: str = "") -> bytes:
+    """One slot per (publisher, agent): nobody can fill the key space with records of one agent."""
+    return digest("record-key", publisher, kind.encode(), b"\0", agent.encode())[:KEY_BYTES]
+
+
+def make_record(keys: KeyPair, value: Value, *, seq: int, issued_ms: int, ttl_ms: int = RECORD_TTL_MS) -> bytes:
+    """A signed record in wire form; `ttl_ms` 0 withdraws."""
+    kind: Kind = "agent" if isinstance(value, AgentValue) else "peer"
+    key = record_key(keys.public, kind, value.agent if isinstance(value, AgentValue) else "")
+    body = encode((key, kind, value.model_dump(), keys.public, seq, issued_ms, issued_ms + ttl_ms))
+    return encode((body, keys.sign("record", body)))

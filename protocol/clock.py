@@ -1,0 +1,83 @@
+"""Time: swarm time, and the hybrid logical clock that stamps ops (protocol.md §4).
+
+An HLC is one integer, milliseconds · 2^16 + counter. It orders for display and ends leases; causality comes
+from hashes. The clock never goes back, never stands still, and stays close to swarm time: a stamp is
+max(swarm time, last stamp + 1, every dependency + 1).
+
+Swarm time is the wall clock plus the median of the peers' offsets, own sample included, so that a clock wrong
+by minutes neither mutes nor deafens its node.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import Final
+
+HLC_PER_MS: Final = 1 << 16
+HLC_MAX: Final = 2**64 - 1
+QUARANTINE_MS: Final = 60_000  # an op stamped further ahead waits, it is never rejected (replication.md §2.3)
+SKEW_WARN_MS: Final = 5_000
+OFFSET_SAMPLES_MAX: Final = 64
+
+
+def hlc_from_ms(ms: int) -> int:
+    """The first HLC of a millisecond."""
+    return ms * HLC_PER_MS
+
+
+def hlc_to_ms(hlc: int) -> int:
+    """The millisecond of an HLC."""
+    return hlc // HLC_PER_MS
+
+
+class HybridClock:
+    """Stamps that grow strictly; `high_water` is the last stamp this node ever used."""
+
+    def __init__(self, high_water: int = 0) -> None:
+        self.high_water = high_water
+
+    def stamp(self, swarm_ms: int, floor: int = 0) -> int:
+        """The next stamp: not before swarm time, after every earlier one and after `floor`."""
+        self.high_water = max(hlc_from_ms(swarm_ms), self.high_water + 1, floor + 1)
+        return self.high_water
+
+
+class SwarmClock:
+    """Swarm time from boot time: an own wall offset and the peers' offsets against the own wall clock."""
+
+    def __init__(self, wall_offset_us: int) -> None:
+        self._wall_offset_us = wall_offset_us
+        self._peers: dict[bytes, int] = {}
+
+    def set_wall_offset(self, wall_offset_us: int) -> None:
+        """The wall clock was set: wall = boot + offset from now on."""
+        self._wall_offset_us = wall_offset_us
+
+    def wall_ms(self, now_us: int) -> int:
+        """The own wall clock, in milliseconds since the epoch."""
+        return (now_us + self._wall_offset_us) // 1000
+
+    def sample(self, peer: bytes, peer_wall_ms: int, now_us: int) -> None:
+        """A peer said what its wall clock shows; the newest sample of each of the last peers counts."""
+        self._peers.pop(peer, None)
+        self._peers[peer] = peer_wall_ms - self.wall_ms(now_us)
+        if len(self._peers) > OFFSET_SAMPLES_MAX:
+            del self._peers[next(iter(self._peers))]
+
+    def forget(self, peer: bytes) -> None:
+        """Drop a peer's sample."""
+        self._peers.pop(peer, None)
+
+    @property
+    def offset_ms(self) -> int:
+        """Swarm time minus own wall time."""
+        return int(statistics.median_low([0, *self._peers.values()]))
+
+    @property
+    def skewed(self) -> bool:
+        """True when the own clock is off by more than SKEW_WARN_MS; worth a warning to the operator."""
+        return abs(self.offset_ms) > SKEW_WARN_MS
+
+    def now_ms(self, now_us: int) -> int:
+        """Swarm time in milliseconds."""
+        return self.wall_ms(now_us) + self.offset_ms

@@ -1,0 +1,271 @@
+"""Frames: `[kind, fields…]` in canonical msgpack, one frozen dataclass per kind (protocol.md §2).
+
+Kinds are append-only tags. A request and its answer carry one request id as their first field. Every field has
+a bound, so a decoded frame is bounded in count and bytes; a frame that does not fit its dataclass raises
+`DecodeError`, as does an unknown kind (the sender would have to know from Hello that we speak it).
+
+Ops and records travel as the exact bytes that were signed; they are decoded where they are checked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Annotated, Any, Final
+
+from pydantic import ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass
+
+from protocol.codec import decode, encode
+from protocol.errors import DecodeError
+from protocol.op import OP_BYTES_MAX
+from protocol.records import Id, Ids, Millis, Sig, SpaceId, Uint
+from protocol.transport import FRAME_BYTES_MAX, Lane
+
+_message = functools.partial(dataclass, frozen=True, slots=True, config=ConfigDict(strict=True))
+
+BATCH_OPS_MAX: Final = 256
+BATCH_BYTES_MAX: Final = 64 * 1024  # a larger op goes alone
+HEADS_MAX: Final = 1024
+DIGESTS_MAX: Final = 256
+IDS_MAX: Final = 256
+RECORD_BYTES_MAX: Final = 8 * 1024
+RECORDS_MAX: Final = 8
+TAIL_BYTES_MAX: Final = 1024
+
+ReqId = Annotated[int, Field(ge=0, le=2**32 - 1)]
+WireOp = Annotated[bytes, Field(max_length=OP_BYTES_MAX)]
+Digest12 = Annotated[bytes, Field(min_length=12, max_length=12)]
+ShortText = Annotated[str, Field(max_length=300)]
+Addr = Annotated[str, Field(max_length=256)]
+
+
+@_message
+class Hello:
+    """First frame both ways."""
+
+    wire_min: ReqId
+    wire_max: ReqId
+    swarm_id: Id
+    cert_chain: Annotated[tuple[bytes, ...], Field(max_length=2)]
+    inst: ReqId
+    wall_ms: Millis
+    derive_vers: Annotated[tuple[ReqId, ...], Field(max_length=16)]
+    roles: Annotated[tuple[ShortText, ...], Field(max_length=16)]
+    listen_addrs: Annotated[tuple[Addr, ...], Field(max_length=8)]
+    features: Annotated[tuple[ShortText, ...], Field(max_length=32)]
+
+
+@_message
+class Bye:
+    """Graceful leave, or a typed refusal before hanging up: `code` is an error code."""
+
+    code: ShortText
+    reason: ShortText
+
+
+@_message
+class Ping:
+    """Liveness and clock sample."""
+
+    req: ReqId
+    wall_ms: Millis
+
+
+@_message
+class Pong:
+    """Answer to Ping, with the own clock."""
+
+    req: ReqId
+    wall_ms: Millis
+
+
+@_message
+class OpBatch:
+    """Ops pushed as they come into being, in the order of their chains."""
+
+    ops: Annotated[tuple[WireOp, ...], Field(min_length=1, max_length=BATCH_OPS_MAX)]
+
+
+@_message
+class Digests:
+    """What the sender holds: a 12-byte digest of the kept ids of each space; the opening of repair."""
+
+    req: ReqId
+    spaces: Annotated[tuple[tuple[SpaceId, Digest12], ...], Field(max_length=DIGESTS_MAX)]
+
+
+@_message
+class Heads:
+    """Per author of a space: head sequence number, count and digest of kept ids.
+
+    `want`: the sender asks for the peer's Heads of the same space in return.
+    """
+
+    req: ReqId
+    space: SpaceId
+    want: bool
+    authors: Annotated[tuple[tuple[Id, Uint, Uint, Digest12], ...], Field(max_length=HEADS_MAX)]
+
+
+@_message
+class GetLog:
+    """Ask for an author's kept ops with seq in first..last of one space."""
+
+    req: ReqId
+    space: SpaceId
+    author: Id
+    first: Uint
+    last: Uint
+
+
+@_message
+class GetOps:
+    """Ask for ops by id."""
+
+    req: ReqId
+    space: SpaceId
+    ids: Annotated[tuple[Id, ...], Field(min_length=1, max_length=IDS_MAX)]
+
+
+@_message
+class GetIds:
+    """Ask for the ids of an author's kept ops with seq ≥ first (chains that differ below their heads)."""
+
+    req: ReqId
+    space: SpaceId
+    author: Id
+    first: Uint
+
+
+@_message
+class IdList:
+    """Answer to GetIds; `more` is the seq to go on from, nil at the end."""
+
+    req: ReqId
+    space: SpaceId
+    author: Id
+    ids: Ids
+    more: Uint | None
+
+
+@_message
+class Fetched:
+    """Answer to GetLog and GetOps.
+
+    `ops` holds what the sender holds; `forks` pairs of ops that prove why an asked op was dropped; `stubs`
+    [id, hlc] of pruned ops. `more`: the answer was cut at the frame's size, ask again from the next seq.
+    """
+
+    req: ReqId
+    space: SpaceId
+    ops: Annotated[tuple[WireOp, ...], Field(max_length=BATCH_OPS_MAX)]
+    forks: Annotated[tuple[tuple[WireOp, WireOp], ...], Field(max_length=16)]
+    stubs: Annotated[tuple[tuple[Id, Uint], ...], Field(max_length=BATCH_OPS_MAX)]
+    more: bool
+
+
+@_message
+class Receipt:
+    """The sender holds these ops on its disk; signed over space ‖ level ‖ ids under `receipt`."""
+
+    space: SpaceId
+    level: ReqId
+    ids: Annotated[tuple[Id, ...], Field(min_length=1, max_length=IDS_MAX)]
+    sig: Sig
+
+
+@_message
+class Records:
+    """Signed capability and peer records, pushed as they change."""
+
+    records: Annotated[
+        tuple[Annotated[bytes, Field(max_length=RECORD_BYTES_MAX)], ...],
+        Field(min_length=1, max_length=RECORDS_MAX),
+    ]
+
+
+@_message
+class Watch:
+    """Ask for the progress of a task; `on` False ends it."""
+
+    space: SpaceId
+    on: bool
+
+
+@_message
+class Progress:
+    """Partial output of a running turn: unreliable, at most 4 a second, never in the log."""
+
+    space: SpaceId
+    step: Uint
+    claim: Id
+    tokens: Uint
+    tail: Annotated[str, Field(max_length=TAIL_BYTES_MAX)]
+
+
+Frame = (
+    Hello | Bye | Ping | Pong | OpBatch | Digests | Heads | GetLog | GetOps | GetIds | IdList | Fetched | Receipt
+    | Records | Watch | Progress
+)  # fmt: skip
+
+# Append only: a tag is never used again for something else.
+_KINDS: Final[tuple[tuple[int, type[Any], Lane], ...]] = (
+    (1, Hello, Lane.CONTROL),
+    (2, Bye, Lane.CONTROL),
+    (3, Ping, Lane.CONTROL),
+    (4, Pong, Lane.CONTROL),
+    (5, OpBatch, Lane.BULK),
+    (6, Digests, Lane.BULK),
+    (7, Heads, Lane.BULK),
+    (8, GetLog, Lane.BULK),
+    (9, GetOps, Lane.BULK),
+    (10, GetIds, Lane.BULK),
+    (11, IdList, Lane.BULK),
+    (12, Fetched, Lane.BULK),
+    (13, Receipt, Lane.CONTROL),
+    (14, Records, Lane.BULK),
+    (15, Watch, Lane.CONTROL),
+    (16, Progress, Lane.CONTROL),
+)
+_CLASS_OF: Final[dict[int, type[Any]]] = {tag: cls for tag, cls, _ in _KINDS}
+_TAG_OF: Final[dict[type[Any], int]] = {cls: tag for tag, cls, _ in _KINDS}
+_FIELDS: Final[dict[type[Any], tuple[dataclasses.Field[Any], ...]]] = {
+    cls: dataclasses.fields(cls) for _, cls, _ in _KINDS
+}
+LANE_OF: Final[dict[type[Any], Lane]] = {cls: lane for _, cls, lane in _KINDS}
+
+
+def encode_frame(message: Frame) -> bytes:
+    """The canonical bytes of a frame, without length prefix."""
+    values = [getattr(message, field.name) for field in _FIELDS[type(message)]]
+    return encode((_TAG_OF[type(message)], *values))
+
+
+def decode_frame(data: bytes, lane: Lane) -> Frame:
+    """The frame behind bytes that came on a lane.
+
+    Raises:
+        DecodeError: not canonical, unknown kind, wrong lane, or fields that do not fit.
+    """
+    value = decode(data, bytes_max=FRAME_BYTES_MAX[lane])
+    if not isinstance(value, tuple) or not value or not isinstance(value[0], int):
+        raise DecodeError("a frame is an array that starts with its kind")
+    cls = _CLASS_OF.get(value[0])
+    if cls is None or isinstance(value[0], bool):
+        raise DecodeError(f"unknown frame kind {value[0]}")
+    if LANE_OF[cls] is not lane:
+        raise DecodeError(f"{cls.__name__} on lane {lane.name}")
+    if len(value) - 1 != len(_FIELDS[cls]):
+        raise DecodeError(f"{cls.__name__} with {len(value) - 1} fields")
+    try:
+        message: Frame = cls(*value[1:])
+    except ValidationError as exc:
+        first = exc.errors(include_url=False, include_input=False)[0]
+        raise DecodeError(f"{cls.__name__}: {first['loc']}: {first['msg']}") from exc
+    return message
+
+
+def receipt_bytes(space: bytes, level: int, ids: tuple[bytes, ...]) -> bytes:
+    """What a receipt's signature covers, under the purpose `receipt`."""
+    return encode((space, level, ids))

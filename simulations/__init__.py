@@ -1,0 +1,1 @@
+"""Many nodes in virtual time on the cores that ship."""
