@@ -112,7 +112,7 @@ class SignedRecord:
                 if not verify(pk, prefixed("record", body), sig):
                     raise DecodeError("record is not signed by its publisher")
                 typed, parsed = _value(kind, value)
-                _check_key(key, pk, typed, parsed)
+                _check_key(key, pk, parsed)
                 return cls(key, typed, parsed, pk, seq, issued, expiry, data, digest("rec", data))
             case _:
                 raise DecodeError("record fields do not fit")
@@ -135,8 +135,8 @@ def _value(kind: str, value: object) -> tuple[Kind, Value]:
         raise DecodeError(f"record value: {first['loc']}: {first['msg']}") from exc
 
 
-def _check_key(key: bytes, publisher: bytes, kind: Kind, value: Value) -> None:
-    if key != record_key(publisher, kind, value.agent if isinstance(value, AgentValue) else ""):
+def _check_key(key: bytes, publisher: bytes, value: Value) -> None:
+    if key != key_of(publisher, value):
         raise DecodeError("record key is not derived from its publisher and agent")
 
 
@@ -145,9 +145,17 @@ def record_key(publisher: bytes, kind: Kind, agent: str = "") -> bytes:
     return digest("record-key", publisher, kind.encode(), b"\0", agent.encode())[:KEY_BYTES]
 
 
+def key_of(publisher: bytes, value: Value) -> bytes:
+    """The slot of a value."""
+    if isinstance(value, AgentValue):
+        return record_key(publisher, "agent", value.agent)
+    return record_key(publisher, "peer")
+
+
 def make_record(keys: KeyPair, value: Value, *, seq: int, issued_ms: int, ttl_ms: int = RECORD_TTL_MS) -> bytes:
     """A signed record in wire form; `ttl_ms` 0 withdraws."""
     kind: Kind = "agent" if isinstance(value, AgentValue) else "peer"
-    key = record_key(keys.public, kind, value.agent if isinstance(value, AgentValue) else "")
-    body = encode((key, kind, value.model_dump(), keys.public, seq, issued_ms, issued_ms + ttl_ms))
+    body = encode(
+        (key_of(keys.public, value), kind, value.model_dump(), keys.public, seq, issued_ms, issued_ms + ttl_ms)
+    )
     return encode((body, keys.sign("record", body)))

@@ -10,7 +10,6 @@ Ops and records travel as the exact bytes that were signed; they are decoded whe
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Annotated, Any, Final
 
 from pydantic import ConfigDict, Field, ValidationError
@@ -22,7 +21,7 @@ from protocol.op import OP_BYTES_MAX
 from protocol.records import Id, Ids, Millis, Sig, SpaceId, Uint
 from protocol.transport import FRAME_BYTES_MAX, Lane
 
-_message = functools.partial(dataclass, frozen=True, slots=True, config=ConfigDict(strict=True))
+_STRICT: Final = ConfigDict(strict=True)
 
 BATCH_OPS_MAX: Final = 256
 BATCH_BYTES_MAX: Final = 64 * 1024  # a larger op goes alone
@@ -40,7 +39,7 @@ ShortText = Annotated[str, Field(max_length=300)]
 Addr = Annotated[str, Field(max_length=256)]
 
 
-@_message
+@dataclass(frozen=True, slots=True, config=_STRICT)
 class Hello:
     """First frame both ways."""
 
@@ -56,7 +55,7 @@ class Hello:
     features: Annotated[tuple[ShortText, ...], Field(max_length=32)]
 
 
-@_message
+@dataclass(frozen=True, slots=True, config=_STRICT)
 class Bye:
     """Graceful leave, or a typed refusal before hanging up: `code` is an error code."""
 
@@ -64,7 +63,7 @@ class Bye:
     reason: ShortText
 
 
-@_message
+@dataclass(frozen=True, slots=True, config=_STRICT)
 class Ping:
     """Liveness and clock sample."""
 
@@ -72,7 +71,7 @@ class Ping:
     wall_ms: Millis
 
 
-@_message
+@dataclass(frozen=True, slots=True, config=_STRICT)
 class Pong:
     """Answer to Ping, with the own clock."""
 
@@ -80,14 +79,14 @@ class Pong:
     wall_ms: Millis
 
 
-@_message
+@dataclass(frozen=True, slots=True, config=_STRICT)
 class OpBatch:
     """Ops pushed as they come into being, in the order of their chains."""
 
     ops: Annotated[tuple[WireOp, ...], Field(min_length=1, max_length=BATCH_OPS_MAX)]
 
 
-@_message
+@dataclass(frozen=True, slots=True, config=_STRICT)
 class Digests:
     """What the sender holds: a 12-byte digest of the kept ids of each space; the opening of repair."""
 
@@ -95,7 +94,7 @@ class Digests:
     spaces: Annotated[tuple[tuple[SpaceId, Digest12], ...], Field(max_length=DIGESTS_MAX)]
 
 
-@_message
+@dataclass(frozen=True, slots=True, config=_STRICT)
 class Heads:
     """Per author of a space: head sequence number, count and digest of kept ids.
 
@@ -108,7 +107,7 @@ class Heads:
     authors: Annotated[tuple[tuple[Id, Uint, Uint, Digest12], ...], Field(max_length=HEADS_MAX)]
 
 
-@_message
+@dataclass(frozen=True, slots=True, config=_STRICT)
 class GetLog:
     """Ask for an author's kept ops with seq in first..last of one space."""
 
@@ -119,7 +118,7 @@ class GetLog:
     last: Uint
 
 
-@_message
+@dataclass(frozen=True, slots=True, config=_STRICT)
 class GetOps:
     """Ask for ops by id."""
 
@@ -128,7 +127,7 @@ class GetOps:
     ids: Annotated[tuple[Id, ...], Field(min_length=1, max_length=IDS_MAX)]
 
 
-@_message
+@dataclass(frozen=True, slots=True, config=_STRICT)
 class GetIds:
     """Ask for the ids of an author's kept ops with seq ≥ first (chains that differ below their heads)."""
 
@@ -138,7 +137,7 @@ class GetIds:
     first: Uint
 
 
-@_message
+@dataclass(frozen=True, slots=True, config=_STRICT)
 class IdList:
     """Answer to GetIds; `more` is the seq to go on from, nil at the end."""
 
@@ -149,7 +148,7 @@ class IdList:
     more: Uint | None
 
 
-@_message
+@dataclass(frozen=True, slots=True, config=_STRICT)
 class Fetched:
     """Answer to GetLog and GetOps.
 
@@ -165,7 +164,7 @@ class Fetched:
     more: bool
 
 
-@_message
+@dataclass(frozen=True, slots=True, config=_STRICT)
 class Receipt:
     """The sender holds these ops on its disk; signed over space ‖ level ‖ ids under `receipt`."""
 
@@ -175,7 +174,7 @@ class Receipt:
     sig: Sig
 
 
-@_message
+@dataclass(frozen=True, slots=True, config=_STRICT)
 class Records:
     """Signed capability and peer records, pushed as they change."""
 
@@ -185,7 +184,7 @@ class Records:
     ]
 
 
-@_message
+@dataclass(frozen=True, slots=True, config=_STRICT)
 class Watch:
     """Ask for the progress of a task; `on` False ends it."""
 
@@ -193,7 +192,7 @@ class Watch:
     on: bool
 
 
-@_message
+@dataclass(frozen=True, slots=True, config=_STRICT)
 class Progress:
     """Partial output of a running turn: unreliable, at most 4 a second, never in the log."""
 

@@ -1,0 +1,26 @@
+"""Parameters of links, records and replication; units are in the names (replication.md §12)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class GossipConfig:
+    """Defaults fit a private swarm on a LAN or the internet; `demo` and tests shorten the waits."""
+
+    ping_every_us: int = 5_000_000
+    silent_after_us: int = 15_000_000  # nothing heard for so long: hang up; three lost pings
+    dial_backoff_min_us: int = 1_000_000  # libp2p.md §5: 1 s to 5 min, with jitter
+    dial_backoff_max_us: int = 300_000_000
+    known_peers_max: int = 4_096
+    refusals_max: int = 32  # newest reasons shown in `status`
+    records_max: int = 20_000  # replication.md §8: above it the DHT path
+    record_refresh_us: int = 2 * 3_600_000_000  # a third of the life of a record
+    sync_every_us: int = 15_000_000  # ±50 %, against lock-step
+    request_timeout_us: int = 10_000_000
+    requests_per_peer_max: int = 64
+    own_head_wait_us: int = 10_000_000  # after an unclean stop: how long to wait for a peer that may know more
+    spaces_max: int = 10_000
+    receipts_per_op_max: int = 8
+    pending_bytes_per_peer_max: int = 1 << 20

@@ -1,0 +1,93 @@
+"""What the machines of one node tell each other (carried by `Local` effects)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gossip.space_log import Added
+from protocol.capability import SignedRecord, Value
+from protocol.messages import Hello
+from protocol.peer import PeerID
+
+
+@dataclass(frozen=True, slots=True)
+class Linked:
+    """A peer passed the Hello check: it is of this swarm, speaks a common version, holds a valid certificate."""
+
+    peer: PeerID
+    hello: Hello
+
+
+@dataclass(frozen=True, slots=True)
+class Unlinked:
+    """A linked peer is gone."""
+
+    peer: PeerID
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Sign and spread a record of this node; an equal value that is already published does nothing."""
+
+    value: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """Spread the end of this node's agent record."""
+
+    agent: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordChanged:
+    """A record came, changed or ended (`live` false)."""
+
+    record: SignedRecord
+    live: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceChanged:
+    """Ops of a space were accepted."""
+
+    space: bytes
+    added: Added
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A peer sent ops that stand on ops which are not here."""
+
+    source: PeerID
+    space: bytes
+    ids: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Durable:
+    """Own ops are on this node's disk; only now may anybody rely on them."""
+
+    space: bytes
+    ids: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceOpened:
+    """A space may be written again (after an unclean stop: peers were asked for the own head)."""
+
+    space: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Acked:
+    """Another node holds these own ops on its disk, by its signed receipt."""
+
+    space: bytes
+    holder: bytes
+    ids: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """Everything that had to be written and pushed before stopping is; say goodbye now."""

@@ -1,0 +1,341 @@
+"""The replicated log of a node: every space it holds, writing, taking, acknowledging.
+
+The order that makes an acknowledgement true:
+
+1. An own op is signed, enters the in-memory log, and waits in `_unsaved`; `flush` (end of every step of the node)
+   turns all of them into one `Persist`.
+2. Only when that is answered, `Durable` is told, and the ops are pushed to every linked peer.
+3. A peer that took them persists them, and only then sends a signed `Receipt` (ack level `w1`).
+
+After a stop that was not clean nothing is written to a stored space before a peer was asked for this node's own
+head there, or nobody could be asked in time: a restored backup that skipped this would burn itself (protocol.md §5).
+Repair (gossip/repair.py) fills what pushing lost; this file never asks a peer for anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gossip.context import Context
+from gossip.events import Acked, Durable, Linked, Missing, SpaceChanged, SpaceOpened, Unlinked
+from gossip.space_log import Added, LogRules, SpaceLog
+from protocol.admission import check_chain
+from protocol.clock import HybridClock
+from protocol.errors import DecodeError, Refused, StoreError
+from protocol.identity import prefixed
+from protocol.machine import (
+    Boot,
+    Count,
+    Effect,
+    JobDone,
+    JobFailed,
+    JobId,
+    Local,
+    Notify,
+    Persist,
+    Received,
+    Send,
+    SetTimer,
+    TimerFired,
+    TimerKey,
+)
+from protocol.messages import BATCH_BYTES_MAX, BATCH_OPS_MAX, IDS_MAX, OpBatch, Receipt, receipt_bytes
+from protocol.op import Op, OpKind, Position, decode_wire_op, make_op
+from protocol.peer import PeerID
+from protocol.records import KIND_OF, Join, Open, Record, body_bytes
+from protocol.spaces import swarm_space, task_space
+from protocol.store import OpRow, ReceiptRow
+from protocol.transport import Lane
+
+MACHINE = "replication"
+LEVEL_DISK = 1  # the level a receipt states: on the holder's disk
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """An op to write. `named`: ids that its body names; `floor`: its stamp is after this HLC."""
+
+    record: Record
+    named: tuple[bytes, ...] = ()
+    votes: tuple[bytes, ...] = ()
+    floor: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Saving:
+    """A Persist in flight. `source`: the peer that the ops came from, None for own ops."""
+
+    ops: tuple[Op, ...]
+    source: PeerID | None
+
+
+class Replication:
+    """The machine, and the port through which the kernel reads logs and writes ops."""
+
+    def __init__(self, ctx: Context) -> None:
+        self._keys = ctx.keys
+        self._me = ctx.me
+        self._genesis = ctx.genesis
+        self._chain = ctx.chain
+        self._clock = ctx.clock
+        self._hlc = HybridClock()
+        self._config = ctx.config
+        self._jobs = ctx.jobs
+        self._store = ctx.store
+        self._verify = ctx.verify
+        self._logs: dict[bytes, SpaceLog] = {}
+        self._unsaved: list[Op] = []
+        self._saving: dict[JobId, _Saving] = {}
+        self._linked: dict[PeerID, None] = {}
+        self._unsure: dict[bytes, None] = {}
+        self._denied: set[bytes] = set()
+
+    # ---- the port
+
+    def log(self, space: bytes) -> SpaceLog | None:
+        """The log of a space that this node holds."""
+        return self._logs.get(space)
+
+    def spaces(self) -> list[bytes]:
+        """Every space that this node holds, in byte order."""
+        return sorted(self._logs)
+
+    def writable(self, space: bytes) -> bool:
+        """False while the own head in the space is not certain."""
+        return space not in self._unsure
+
+    def unsure(self) -> list[bytes]:
+        """Spaces that wait for a peer's word on the own head."""
+        return sorted(self._unsure)
+
+    @property
+    def denied(self) -> frozenset[bytes]:
+        """Nodes that an admin denied in the swarm's own space."""
+        return frozenset(self._denied)
+
+    def append(self, space: bytes, draft: Draft, now_us: int) -> tuple[Op, list[Effect]]:
+        """Write an op; it is durable when `Durable` names it.
+
+        Raises:
+            Refused: the own head is not certain yet, the node is burnt or outside its certificate here.
+        """
+        if not self.writable(space):
+            raise Refused("own head in this space is not certain yet", hint="wait for a peer, or some seconds")
+        log = self._open_log(space)
+        effects: list[Effect] = []
+        if log.head(self._me) is None:
+            _, effects = self._write(space, log, Draft(Join(cert=self._chain)), now_us)
+        op, more = self._write(space, log, draft, now_us)
+        return op, effects + more
+
+    def _write(self, space: bytes, log: SpaceLog, draft: Draft, now_us: int) -> tuple[Op, list[Effect]]:
+        head = log.head(self._me)
+        deps = log.deps_for(self._me, (*draft.named, *draft.votes))
+        refs = [log.get(ref) for ref in (*deps, *((head[1],) if head else ()))]
+        floor = max([draft.floor - 1, *(op.hlc for op in refs if op is not None)])
+        stamp = self._hlc.stamp(self._clock.now_ms(now_us), floor)
+        at = Position(
+            space, self._jobs.inst, head[0] + 1 if head else 0, head[1] if head else None, deps, stamp
+        )  # fmt: skip
+        op = make_op(self._keys, KIND_OF[type(draft.record)], at, body_bytes(draft.record), draft.votes)
+        # An own stamp may lie ahead of swarm time by eps at most; it is never quarantined here.
+        added = log.add(op, swarm_ms=stamp >> 16, verified=True)
+        if added.status != "accepted":
+            raise Refused(f"own op was not accepted: {added.reason}", hint="see `masos status` and `masos doctor`")
+        self._unsaved.append(op)
+        return op, [Local(SpaceChanged(space, added))]
+
+    def flush(self) -> list[Effect]:
+        """Everything written in this step, as one write to disk."""
+        if not self._unsaved:
+            return []
+        ops, self._unsaved = tuple(self._unsaved), []
+        return [self._persist(ops, None)]
+
+    def _persist(self, ops: tuple[Op, ...], source: PeerID | None) -> Persist:
+        job = self._jobs.next()
+        self._saving[job] = _Saving(ops, source)
+        return Persist(job, tuple(OpRow(op, own=source is None) for op in ops))
+
+    # ---- the machine
+
+    def handle(self, event: object, now_us: int) -> list[Effect]:
+        """Ops, receipts, persists and time; everything else is nothing to this machine."""
+        match event:
+            case Boot():
+                return self._on_boot(event, now_us)
+            case Linked(peer, _):
+                self._linked[peer] = None
+                return []
+            case Unlinked(peer):
+                self._linked.pop(peer, None)
+                return []
+            case Received(peer, OpBatch(ops)) if peer in self._linked:
+                return self.ingest(peer, ops, now_us)
+            case Received(peer, Receipt() as receipt) if peer in self._linked:
+                return self._on_receipt(peer, receipt)
+            case JobDone(job, _) if job in self._saving:
+                return self._on_saved(self._saving.pop(job))
+            case JobFailed(job, error) if job in self._saving:
+                del self._saving[job]
+                return [Notify("store_failed", error if isinstance(error, StoreError) else StoreError(str(error)))]
+            case TimerFired(TimerKey(_, "quarantine", bytes() as space)):
+                return self._on_quarantine(space, now_us)
+            case TimerFired(TimerKey(_, "own_head")):
+                return [effect for space in self.unsure() for effect in self.settle_head(space, asked=False)]
+            case _:
+                return []
+
+    def _on_boot(self, boot: Boot, now_us: int) -> list[Effect]:
+        effects: list[Effect] = []
+        for space in self._store.spaces():
+            log = self._open_log(space)
+            for op in self._store.ops(space):
+                added = log.add(op, swarm_ms=op.hlc >> 16, verified=True)
+                if op.author == self._me:
+                    self._hlc.high_water = max(self._hlc.high_water, op.hlc)
+                effects += self._learn(space, added)
+            if not boot.clean:
+                self._unsure[space] = None
+        if self._unsure:
+            effects.append(SetTimer(TimerKey(MACHINE, "own_head"), now_us + self._config.own_head_wait_us))
+        return effects
+
+    def settle_head(self, space: bytes, *, asked: bool) -> list[Effect]:
+        """The own head of a space is certain, or (`asked` False) nobody could be asked in time."""
+        if space not in self._unsure:
+            return []
+        del self._unsure[space]
+        return [Local(SpaceOpened(space)), *([] if asked else [Count("own_head_unasked")])]
+
+    # ---- taking
+
+    def ingest(self, source: PeerID, wires: tuple[bytes, ...], now_us: int) -> list[Effect]:
+        """Take ops from a peer: what is accepted is told, stored, and receipted when it is the peer's own."""
+        effects: list[Effect] = []
+        accepted: list[Op] = []
+        for wire in wires:
+            try:
+                op = decode_wire_op(wire)
+                log = self._open_log(op.space)
+            except (DecodeError, Refused) as exc:
+                effects.append(Count(f"ops_refused_{exc.code}"))
+                continue
+            added = log.add(op, swarm_ms=self._clock.now_ms(now_us))
+            accepted += added.ops
+            effects += [*self._learn(op.space, added), *self._quarantine_timer(op.space, log, added, now_us)]
+            if added.missing:
+                effects.append(Local(Missing(source, op.space, added.missing)))
+        if accepted:
+            effects.append(self._persist(tuple(accepted), source))
+        return effects
+
+    def _learn(self, space: bytes, added: Added) -> list[Effect]:
+        effects: list[Effect] = []
+        if added.status in ("rejected", "pending", "quarantined"):
+            effects.append(Count(f"ops_{added.status}"))
+        if added.ops:
+            effects.append(Local(SpaceChanged(space, added)))
+            if space == swarm_space(self._genesis.swarm_id):
+                denied = [op for op in added.ops if op.kind == OpKind.DENY]
+                records = [self._logs[space].record(op.id) for op in denied]
+                self._denied |= {
+                    record.author for record in records if record is not None and hasattr(record, "author")
+                }
+        return effects
+
+    def _quarantine_timer(self, space: bytes, log: SpaceLog, added: Added, now_us: int) -> list[Effect]:
+        due_ms = log.next_due_ms() if added.status == "quarantined" else None
+        if due_ms is None:
+            return []
+        wait_us = max(0, due_ms - self._clock.now_ms(now_us)) * 1000
+        return [SetTimer(TimerKey(MACHINE, "quarantine", space), now_us + wait_us)]
+
+    def _on_quarantine(self, space: bytes, now_us: int) -> list[Effect]:
+        log = self._logs[space]
+        added = log.due(self._clock.now_ms(now_us))
+        effects = self._learn(space, added)
+        if added.ops:
+            effects.append(self._persist(added.ops, None))
+        due_ms = log.next_due_ms()
+        if due_ms is not None:
+            wait_us = max(1, due_ms - self._clock.now_ms(now_us)) * 1000
+            effects.append(SetTimer(TimerKey(MACHINE, "quarantine", space), now_us + wait_us))
+        return effects
+
+    def _open_log(self, space: bytes) -> SpaceLog:
+        log = self._logs.get(space)
+        if log is None:
+            if len(self._logs) >= self._config.spaces_max:
+                raise Refused(f"this node holds {self._config.spaces_max} spaces already")
+            log = self._logs[space] = SpaceLog(space, rules=self._rules())
+        return log
+
+    def _rules(self) -> LogRules:
+        return LogRules(
+            check_join=self._check_join,
+            check_open=self._check_open,
+            admins=tuple(sorted(self._genesis.admins)),
+            verify=self._verify,
+        )
+
+    def _check_join(self, author: bytes, chain: tuple[bytes, ...]) -> tuple[int, int] | None:
+        try:
+            admission = check_chain(self._genesis, chain, author)
+        except DecodeError:
+            return None
+        return admission.nbf_ms, admission.exp_ms
+
+    def _check_open(self, space: bytes, record: Open) -> bool:
+        return task_space(self._genesis.swarm_id, record.by, record.client_key) == space
+
+    # ---- acknowledging
+
+    def _on_saved(self, saved: _Saving) -> list[Effect]:
+        by_space: dict[bytes, list[Op]] = {}
+        for op in saved.ops:
+            by_space.setdefault(op.space, []).append(op)
+        effects: list[Effect] = []
+        if saved.source is None:
+            own = [op for op in saved.ops if op.author == self._me]
+            for space, ops in by_space.items():
+                ids = tuple(op.id for op in ops if op.author == self._me)
+                effects += [Local(Durable(space, ids))] if ids else []
+            return effects + [effect for peer in sorted(self._linked) for effect in push(peer, own)]
+        if saved.source not in self._linked:
+            return []
+        for space, ops in by_space.items():
+            mine = [op.id for op in ops if op.author == saved.source]
+            for start in range(0, len(mine), IDS_MAX):
+                effects.append(self._receipt(saved.source, space, tuple(mine[start : start + IDS_MAX])))
+        return effects
+
+    def _receipt(self, peer: PeerID, space: bytes, ids: tuple[bytes, ...]) -> Send:
+        sig = self._keys.sign("receipt", receipt_bytes(space, LEVEL_DISK, ids))
+        return Send(peer, Lane.CONTROL, Receipt(space, LEVEL_DISK, ids, sig))
+
+    def _on_receipt(self, peer: PeerID, receipt: Receipt) -> list[Effect]:
+        signed = prefixed("receipt", receipt_bytes(receipt.space, receipt.level, receipt.ids))
+        log = self._logs.get(receipt.space)
+        if log is None or not self._verify(peer, signed, receipt.sig):
+            return [Count("receipts_refused")]
+        own = tuple(i for i in receipt.ids if (op := log.get(i)) is not None and op.author == self._me)
+        rows = tuple(ReceiptRow(i, peer, receipt.level, receipt.sig) for i in own)
+        return [Persist(self._jobs.next(), rows), Local(Acked(receipt.space, peer, own))] if own else []
+
+
+def push(peer: PeerID, ops: list[Op]) -> list[Effect]:
+    """Ops in batches of at most BATCH_OPS_MAX and BATCH_BYTES_MAX; a larger op goes alone."""
+    effects: list[Effect] = []
+    batch: list[bytes] = []
+    size = 0
+    for op in ops:
+        wire = op.wire()
+        if batch and (size + len(wire) > BATCH_BYTES_MAX or len(batch) == BATCH_OPS_MAX):
+            effects.append(Send(peer, Lane.BULK, OpBatch(tuple(batch))))
+            batch, size = [], 0
+        batch.append(wire)
+        size += len(wire)
+    if batch:
+        effects.append(Send(peer, Lane.BULK, OpBatch(tuple(batch))))
+    return effects

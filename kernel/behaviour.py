@@ -1,0 +1,472 @@
+"""The kernel as a machine: commands in, tasks carried on, replies and notices out.
+
+It routes: what changed in a space goes to that task's views, then to the turn machine; jobs go back to the turn
+that started them; commands are answered from the views. The way of a task is one line:
+
+    Submit → Embed → open + document units (one durable write) → ack → named peer claims → RunTurn → unit → Decide →
+    done{next} → … → done{answer} → everybody who watches sees it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gossip.events import (
+    Acked,
+    Durable,
+    Linked,
+    Publish,
+    RecordChanged,
+    SpaceChanged,
+    SpaceOpened,
+    Unlinked,
+    Withdraw,
+)
+from gossip.replication import Draft, Replication
+from kernel.commands import (
+    CancelTask,
+    EngineReport,
+    FollowTask,
+    KernelCommand,
+    ListTasks,
+    MemoryDigests,
+    ShowTask,
+    Submit,
+)
+from kernel.config import KernelConfig
+from kernel.jobs import Candidate, Decision, Embed, Embedded, Summarise, Summarised, TurnResult
+from kernel.memory.pool import Pool
+from kernel.memory.summary import Summaries
+from kernel.submission import Pending, Swarm, build_open, check, document_units, same_request
+from kernel.task import RemoteProgress, Task
+from kernel.task_view import task_line, task_view
+from kernel.turns.fold import TaskFold
+from kernel.turns.machine import MACHINE as TURNS, Turns
+from protocol.admission import Genesis
+from protocol.capability import AgentValue
+from protocol.clock import SwarmClock
+from protocol.errors import Conflict, EngineError, NotFound, Refused, RequestTimeout, SwarmError, UsageError
+from protocol.identity import KeyPair
+from protocol.machine import (
+    Command,
+    Count,
+    Effect,
+    JobDone,
+    JobFailed,
+    JobId,
+    JobIds,
+    JobProgress,
+    Local,
+    Notify,
+    Received,
+    Reply,
+    Send,
+    SetTimer,
+    StartJob,
+    Stopping,
+    Suspended,
+    TimerFired,
+    TimerKey,
+)
+from protocol.messages import Progress, Watch
+from protocol.peer import PeerID
+from protocol.records import Cancel, sign_body
+from protocol.spaces import swarm_space, task_space
+from protocol.transport import Lane
+
+MACHINE = "kernel"
+AGENT = "default"  # the name under which a node publishes what its engine's agents do
+_TASK_PREFIX_MIN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Self:
+    """Who this node acts for."""
+
+    node: KeyPair
+    user: KeyPair
+    genesis: Genesis
+
+
+class Kernel:
+    """The machine."""
+
+    def __init__(self, me: Self, logs: Replication, clock: SwarmClock, config: KernelConfig, jobs: JobIds) -> None:
+        self._me = PeerID(me.node.public)
+        self._user = me.user
+        self._genesis = me.genesis
+        self._logs = logs
+        self._clock = clock
+        self._config = config
+        self._jobs = jobs
+        self._tasks: dict[bytes, Task] = {}
+        self._linked: dict[PeerID, None] = {}
+        self._offers: dict[bytes, Candidate] = {}
+        self._job_of: dict[JobId, tuple[bytes, object]] = {}  # job -> (space, spec)
+        self._pending: dict[bytes, Pending] = {}  # space -> submit that is not acknowledged yet
+        self._following: dict[bytes, None] = {}
+        self._turns = Turns(self._me, logs, clock, config, jobs, self._world)
+
+    def _world(self) -> tuple[dict[bytes, Candidate], frozenset[bytes]]:
+        return self._offers, frozenset((self._me, *self._linked))
+
+    def offers(self) -> dict[bytes, Candidate]:
+        """Live capability records by peer, own included."""
+        return {peer: self._offers[peer] for peer in sorted(self._offers)}
+
+    def task_count(self) -> int:
+        """Tasks that this node holds."""
+        return len(self._tasks)
+
+    def handle(self, event: object, now_us: int) -> list[Effect]:
+        """Take one event; effects of jobs that it starts are noted, so that their answers find their way."""
+        effects = self._route(event, now_us)
+        for effect in effects:
+            if isinstance(effect, StartJob) and effect.job not in self._job_of:
+                self._job_of[effect.job] = (getattr(effect.spec, "space", b""), effect.spec)
+        return effects
+
+    def _route(self, event: object, now_us: int) -> list[Effect]:
+        match event:
+            case SpaceChanged() | SpaceOpened() | Durable() | Acked():
+                return self._on_space(event, now_us)
+            case JobDone() | JobFailed() | JobProgress():
+                return self._on_job(event, now_us)
+            case TimerFired(key):
+                return self._on_timer(key, now_us)
+            case Command(request_id, command):
+                return self._on_command(request_id, command, now_us)
+            case Linked(peer, _):
+                self._linked[peer] = None
+                watches: list[Effect] = [Send(peer, Lane.CONTROL, Watch(s, on=True)) for s in self._following]
+                return watches + self._consider_all(now_us)
+            case Unlinked(peer):
+                self._linked.pop(peer, None)
+                for task in self._tasks.values():
+                    task.watchers.pop(peer, None)
+                return self._consider_all(now_us)
+            case RecordChanged(record, live) if isinstance(record.value, AgentValue):
+                return self._on_offer(record.publisher, record.value if live else None, now_us)
+            case Received(peer, Watch() | Progress() as frame):
+                return self._on_progress_frame(peer, frame)
+            case EngineReport():
+                return self._on_engine(event)
+            case Suspended():
+                return [e for task in self._sorted() for e in self._turns.on_suspended(task, now_us)]
+            case Stopping():
+                return [e for task in self._sorted() for e in self._turns.give_back(task, "leaving", now_us)]
+            case _:
+                return []
+
+    def _sorted(self) -> list[Task]:
+        return [self._tasks[space] for space in sorted(self._tasks)]
+
+    def _consider_all(self, now_us: int) -> list[Effect]:
+        return [effect for task in self._sorted() for effect in self._turns.consider(task, now_us)]
+
+    # ---- spaces
+
+    def _on_space(self, event: SpaceChanged | SpaceOpened | Durable | Acked, now_us: int) -> list[Effect]:
+        if event.space == swarm_space(self._genesis.swarm_id):
+            return []
+        match event:
+            case SpaceChanged(space, added):
+                task = self._task(space)
+                if task is None:
+                    return [Count("tasks_full")]
+                task.update(added, now_us)
+                return [*self._turns.consider(task, now_us), *self._tell(task)]
+            case SpaceOpened(space):
+                task = self._tasks.get(space)
+                return self._turns.consider(task, now_us) if task is not None else []
+            case Durable(space, ids):
+                task = self._tasks.get(space)
+                done = self._turns.on_durable(task, ids, now_us) if task is not None else []
+                return done + self._note_ack(space, None, ids)
+            case Acked(space, holder, ids):
+                return self._note_ack(space, holder, ids)
+
+    def _task(self, space: bytes) -> Task | None:
+        task = self._tasks.get(space)
+        log = self._logs.log(space)
+        if task is None and log is not None and len(self._tasks) < self._config.tasks_max:
+            spec = self._genesis.encoder
+            pool = Pool(log, tau=spec.tau, k=spec.k or None, encoder=spec.id, dim=spec.dim)
+            task = self._tasks[space] = Task(space, log, TaskFold(log), pool, Summaries(log, pool))
+        return task
+
+    def _tell(self, task: Task) -> list[Effect]:
+        """Watchers learn of every change; the kernel forgets what an ended task needs no more."""
+        effects: list[Effect] = [Notify(f"task/{task.space.hex()}", "changed")]
+        if task.fold.outcome != task.told_outcome:
+            task.told_outcome = task.fold.outcome
+            if task.fold.outcome != "open":
+                task.remote, task.failures = None, {}
+                self._following.pop(task.space, None)
+        return effects
+
+    # ---- jobs
+
+    def _on_job(self, event: JobDone | JobFailed | JobProgress, now_us: int) -> list[Effect]:
+        known = self._job_of.get(event.job)
+        if known is None:
+            return []
+        space, spec = known
+        if isinstance(event, JobProgress):
+            return self._on_own_progress(space, event, now_us)
+        del self._job_of[event.job]
+        if isinstance(spec, Embed):
+            return self._open_task(space, event, now_us) if space in self._pending else []
+        task = self._tasks[space]
+        if isinstance(spec, Summarise):
+            if isinstance(event, JobDone) and isinstance(event.result, Summarised):
+                return self._turns.on_summarised(task, spec, event.result, now_us)
+            task.summary_job = None
+            return [Count("summaries_failed")]
+        if task.run is None or task.run.job != event.job:
+            return [Count("late_job_answers")]
+        match event:
+            case JobDone(_, TurnResult() as result):
+                return self._turns.on_turn_done(task, result, now_us)
+            case JobDone(_, Decision() as decision):
+                return self._turns.on_decided(task, decision, now_us)
+            case JobFailed(_, error) if task.run.stage == "running":
+                return self._turns.on_turn_failed(task, error, now_us)
+            case _:
+                return self._turns.on_decide_failed(task, now_us)
+
+    def _on_timer(self, key: TimerKey, now_us: int) -> list[Effect]:
+        if key.machine == MACHINE and key.what == "ack" and isinstance(key.ref, bytes):
+            return self._on_ack_timer(key.ref)
+        task = self._tasks.get(key.ref) if isinstance(key.ref, bytes) and key.machine == TURNS else None
+        if task is None or task.fold.open is None:
+            return []
+        handlers: dict[str, Callable[[Task, int], list[Effect]]] = {
+            "claim": self._turns.consider,
+            "renew": self._turns.on_renew_timer,
+            "lease": self._turns.on_lease_timer,
+            "decide": self._turns.on_decide_timer,
+            "vote": self._turns.on_vote_timer,
+            "deadline": self._turns.on_deadline_timer,
+        }
+        return handlers[key.what](task, now_us)
+
+    # ---- capability
+
+    def _on_engine(self, report: EngineReport) -> list[Effect]:
+        caps = report.capabilities
+        if caps is None:
+            return [Local(Withdraw(AGENT))]
+        value = AgentValue(
+            agent=AGENT,
+            roles=report.roles,
+            model=caps.model,
+            backend=caps.backend,
+            quality=caps.quality,
+            context_tokens=caps.context_tokens,
+            tokens_per_s=caps.tokens_per_s or 0,
+            encoder=self._genesis.encoder.id,
+        )
+        return [Local(Publish(value))]
+
+    def _on_offer(self, publisher: bytes, value: AgentValue | None, now_us: int) -> list[Effect]:
+        if value is None:
+            self._offers.pop(publisher, None)
+        else:
+            self._offers[publisher] = Candidate(
+                publisher, value.roles, value.model, value.quality, value.context_tokens, value.tokens_per_s,
+                alive=True, turns_done=0,
+            )  # fmt: skip
+        return self._consider_all(now_us)
+
+    # ---- progress
+
+    def _on_own_progress(self, space: bytes, event: JobProgress, now_us: int) -> list[Effect]:
+        task = self._tasks.get(space)
+        run = task.run if task is not None else None
+        if task is None or run is None or run.job != event.job:
+            return []
+        run.tokens, run.tail = event.tokens, event.tail
+        if now_us - run.told_us < self._config.progress_every_us:
+            return []
+        run.told_us = now_us
+        frame = Progress(space, run.step, run.claim, run.tokens, _tail(run.tail))
+        sends: list[Effect] = [Send(PeerID(peer), Lane.CONTROL, frame) for peer in sorted(task.watchers)]
+        return [*sends, Notify(f"task/{space.hex()}", "progress")]
+
+    def _on_progress_frame(self, peer: PeerID, frame: Watch | Progress) -> list[Effect]:
+        task = self._tasks.get(frame.space)
+        if task is None:
+            return []
+        match frame:
+            case Watch(_, on):
+                if not on:
+                    task.watchers.pop(peer, None)
+                elif len(task.watchers) < self._config.watchers_max:
+                    task.watchers[peer] = None
+                return []
+            case Progress(space, _, claim, tokens, tail):
+                view = task.fold.claim(claim)
+                if view is None or view.author != peer:
+                    return [Count("progress_refused")]
+                task.remote = RemoteProgress(claim, tokens, tail)
+                return [Notify(f"task/{space.hex()}", "progress")]
+
+    # ---- commands
+
+    def _on_command(self, request_id: int, command: object, now_us: int) -> list[Effect]:
+        if not isinstance(command, KernelCommand):
+            return []
+        try:
+            match command:
+                case Submit():
+                    return self._on_submit(request_id, command, now_us)
+                case CancelTask():
+                    return self._on_cancel(request_id, command, now_us)
+                case FollowTask(task, on):
+                    return self._on_follow(request_id, self._find(task), on=on)
+                case ShowTask(task):
+                    return [Reply(request_id, task_view(self._find(task), self._me))]
+                case ListTasks():
+                    return [Reply(request_id, [task_line(task) for task in self._sorted()])]
+                case MemoryDigests():
+                    return [Reply(request_id, self._digests())]
+        except SwarmError as exc:
+            return [Reply(request_id, exc)]
+
+    def _find(self, prefix: str) -> Task:
+        hits = [task for task in self._sorted() if task.space.hex().startswith(prefix.lower())]
+        if len(prefix) < _TASK_PREFIX_MIN or not hits:
+            raise NotFound(f"no task {prefix!r} on this node", hint="see `masos task ls`")
+        if len(hits) > 1:
+            raise UsageError(f"{prefix!r} names {len(hits)} tasks", hint="give more of the id")
+        return hits[0]
+
+    def _digests(self) -> list[dict[str, object]]:
+        return [
+            {
+                "space": task.space.hex(),
+                "ops": len(task.log),
+                "set": task.log.digest().hex(),
+                "state": task.fold.state_digest().hex(),
+            }
+            for task in self._sorted()
+        ]
+
+    def _on_cancel(self, request_id: int, command: CancelTask, now_us: int) -> list[Effect]:
+        task = self._find(command.task)
+        if task.fold.open is None or task.open.by != self._user.public:
+            raise Refused("this profile's user did not open the task", hint="cancel it where it was submitted")
+        if task.fold.outcome == "open":
+            body = sign_body(self._user, task.space, Cancel(reason=command.reason[:500], by=bytes(32), sig=bytes(64)))
+            _, effects = self._logs.append(
+                task.space, Draft(body, task.fold.open_op_ids(task.fold.root or b"")[:1]), now_us
+            )
+            return [*effects, Reply(request_id, {"task": task.space.hex(), "status": "cancelled"})]
+        return [Reply(request_id, {"task": task.space.hex(), "status": task.fold.outcome})]
+
+    def _on_follow(self, request_id: int, task: Task, *, on: bool) -> list[Effect]:
+        if on and task.fold.outcome == "open":
+            self._following[task.space] = None
+        else:
+            self._following.pop(task.space, None)
+        sends: list[Effect] = [Send(peer, Lane.CONTROL, Watch(task.space, on=on)) for peer in sorted(self._linked)]
+        return [*sends, Reply(request_id, {"task": task.space.hex()})]
+
+    # ---- submit
+
+    def _on_submit(self, request_id: int, command: Submit, now_us: int) -> list[Effect]:
+        check(command)
+        space = task_space(self._genesis.swarm_id, self._user.public, command.client_key)
+        pending = self._pending.get(space)
+        if pending is not None:
+            if pending.command != command:
+                raise Conflict("another task with this client key is being submitted", hint="use another client key")
+            pending.requests.append(request_id)
+            return []
+        task = self._tasks.get(space)
+        if task is not None and task.fold.open is not None:
+            if not same_request(task.open, command):
+                raise Conflict(
+                    f"client key {command.client_key!r} already names task {space.hex()}", hint="use another client key"
+                )
+            if task.complete_attachments():
+                return [Reply(request_id, {**task_line(task), "existing": True})]
+        self._pending[space] = Pending(command, [request_id])
+        job = self._jobs.next()
+        self._job_of[job] = (space, Embed(command.document))
+        return [
+            StartJob(job, Embed(command.document)),
+            SetTimer(self._ack_key(space), now_us + self._ack_wait(command)),
+        ]
+
+    def _ack_wait(self, command: Submit) -> int:
+        return self._config.ack_wait_us + 1_000_000 * len(command.document)
+
+    def _ack_key(self, space: bytes) -> TimerKey:
+        return TimerKey(MACHINE, "ack", space)
+
+    def _open_task(self, space: bytes, event: object, now_us: int) -> list[Effect]:
+        pending = self._pending[space]
+        if not isinstance(event, JobDone) or not isinstance(event.result, Embedded):
+            error = event.error if isinstance(event, JobFailed) else EngineError("the encoder gave no vectors")
+            return self._answer(space, error)
+        swarm = Swarm(
+            self._offers, tuple(sorted((self._me, *self._linked))), self._genesis.encoder.id, self._clock.now_ms(now_us)
+        )
+        effects: list[Effect] = []
+        ids: list[bytes] = []
+        try:
+            task = self._tasks.get(space)
+            if task is None or task.fold.open is None:
+                body = build_open(self._user, space, pending.command, swarm, self._config.defaults)
+                opened, effects = self._logs.append(space, Draft(body), now_us)
+                ids.append(opened.id)
+            for unit in document_units(pending.command, event.result):
+                op, more = self._logs.append(space, Draft(unit), now_us)
+                ids.append(op.id)
+                effects += more
+        except SwarmError as exc:
+            return effects + self._answer(space, exc)
+        pending.ids = frozenset(ids)
+        return effects
+
+    def _note_ack(self, space: bytes, holder: bytes | None, ids: tuple[bytes, ...]) -> list[Effect]:
+        pending = self._pending.get(space)
+        if pending is None or not pending.ids:
+            return []
+        if holder is None:
+            pending.durable = pending.durable or not pending.ids.isdisjoint(ids)
+        else:
+            pending.acked.setdefault(holder, set()).update(ids)
+            if pending.ids <= pending.acked[holder]:
+                pending.holders.add(holder)
+        enough = pending.durable and (pending.command.ack == "local" or pending.holders)
+        return self._answer(space, None) if enough else []
+
+    def _on_ack_timer(self, space: bytes) -> list[Effect]:
+        pending = self._pending.get(space)
+        if pending is None:
+            return []
+        where = "on this node's disk only" if pending.durable else "not written yet"
+        return self._answer(
+            space,
+            RequestTimeout(
+                f"no other node acknowledged the task in time; it is {where}",
+                hint="the task goes on; ask again with the same client key, or submit with --ack local",
+            ),
+        )
+
+    def _answer(self, space: bytes, error: SwarmError | None) -> list[Effect]:
+        pending = self._pending.pop(space)
+        result: object = error
+        if error is None:
+            level = "w1" if pending.holders else "local"
+            result = {**task_line(self._tasks[space]), "existing": False, "ack": level}
+        return [Reply(request_id, result) for request_id in pending.requests]
+
+
+def _tail(text: str) -> str:
+    """The last part of a text that fits a Progress frame (1 KiB of UTF-8)."""
+    return text.encode()[-1000:].decode(errors="ignore")

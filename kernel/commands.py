@@ -1,0 +1,73 @@
+"""What the operator may ask of the kernel, and the reports that the outside world gives it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kernel.engine import Capabilities
+from protocol.contract import Limits
+
+Ack = Literal["local", "w1"]
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Open a task, or find the one that this client key already names.
+
+    Everything but `ack` is what the user gave; a second submit that differs in it is a `Conflict`.
+    """
+
+    client_key: str
+    objective: str
+    document: tuple[str, ...] = ()  # chunks, in order; each becomes a memory unit
+    contract: Limits = (None, None, None, None)
+    deadline_ms: int | None = None  # from now
+    lease_ms: int | None = None
+    eps_ms: int | None = None
+    max_steps: int | None = None
+    ack: Ack = "w1"
+
+
+@dataclass(frozen=True, slots=True)
+class ShowTask:
+    """The whole state of a task; `task` is its id or a unique prefix, in hex."""
+
+    task: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListTasks:
+    """One line per task that this node holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class CancelTask:
+    """The user stops a task."""
+
+    task: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FollowTask:
+    """Ask other nodes for partial output of a task, or stop asking."""
+
+    task: str
+    on: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryDigests:
+    """Per space: number of ops, digest of the set, digest of the derived state."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """The engine of this node came up, changed or went away (None); `roles` are what its agents do."""
+
+    capabilities: Capabilities | None
+    roles: tuple[str, ...] = ()
+
+
+KernelCommand = Submit | ShowTask | ListTasks | CancelTask | FollowTask | MemoryDigests

@@ -1,0 +1,223 @@
+"""NodeCore: the whole protocol behaviour of a node as one pure machine.
+
+Production steps it from one trio task (node/driver.py), simulation from a heap (simulations/swarm.py), on the same
+code. An event goes to every machine in a fixed order; `Local` effects are drained first-in first-out within the
+same call; last, everything written in the step becomes one Persist. The order tested is the order shipped.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+
+from gossip.config import GossipConfig
+from gossip.context import Context
+from gossip.events import Publish, SpaceChanged
+from gossip.links import Links
+from gossip.record_map import RecordMap
+from gossip.repair import Repair
+from gossip.replication import Replication
+from kernel.behaviour import Kernel, Self
+from kernel.config import KernelConfig
+from kernel.jobs import Candidate
+from protocol import versions
+from protocol.admission import MEMBER, Genesis
+from protocol.capability import PeerValue
+from protocol.clock import SwarmClock
+from protocol.identity import KeyPair, Verify
+from protocol.machine import (
+    Boot,
+    Command,
+    Count,
+    Effect,
+    JobDone,
+    JobFailed,
+    JobIds,
+    JobProgress,
+    Local,
+    Machine,
+    Reply,
+    TimerFired,
+)
+from protocol.messages import Hello
+from protocol.peer import ADDRESSES_PER_PEER_MAX, PeerID, peer_text
+from protocol.store import StoreReader
+
+LOCAL_EVENTS_MAX = 10_000  # more in one call is a livelock, a bug of ours
+
+
+@dataclass(frozen=True, slots=True)
+class CoreConfig:
+    """Parameters of all machines."""
+
+    gossip: GossipConfig = field(default_factory=GossipConfig)
+    kernel: KernelConfig = field(default_factory=KernelConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """Who the node is, and its place in the swarm."""
+
+    node: KeyPair
+    user: KeyPair
+    genesis: Genesis
+    chain: tuple[bytes, ...]
+    bootstrap: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ListenAddrs:
+    """The transport listens: these are the addresses to announce."""
+
+    addrs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What this node is, who it is linked to, what it holds."""
+
+
+class NodeCore:
+    """One node. `rng` seeds a stream per machine, so that a new consumer of one does not shift the others."""
+
+    def __init__(
+        self, member: Membership, config: CoreConfig, rng: random.Random, *, store: StoreReader, verify: Verify
+    ) -> None:
+        self.me = PeerID(member.node.public)
+        self._member = member
+        self._clock = SwarmClock(0)
+        self._jobs = JobIds()
+        self._addrs: tuple[str, ...] = ()
+        self._counters: dict[str, int] = {}
+        gossip = config.gossip
+        streams = [random.Random(rng.randbytes(16)) for _ in range(2)]
+        self.links = Links(self.me, member.genesis, self._clock, gossip, streams[0])
+        self.links.add_bootstrap(member.bootstrap)
+        ctx = Context(
+            member.node, member.genesis, member.chain, self._clock, gossip, self._jobs, store=store, verify=verify
+        )
+        self.records = RecordMap(ctx)
+        self.replication = Replication(ctx)
+        self.repair = Repair(self.me, self.replication, gossip, streams[1])
+        self.kernel = Kernel(
+            Self(member.node, member.user, member.genesis), self.replication, self._clock, config.kernel, self._jobs
+        )
+        self._machines: dict[str, Machine] = {
+            "links": self.links,
+            "records": self.records,
+            "replication": self.replication,
+            "repair": self.repair,
+            "kernel": self.kernel,
+        }
+
+    def hello(self, now_us: int) -> Hello:
+        """The first frame for a new link."""
+        return Hello(
+            wire_min=versions.WIRE_MIN,
+            wire_max=versions.WIRE_MAX,
+            swarm_id=self._member.genesis.swarm_id,
+            cert_chain=self._member.chain,
+            inst=self._jobs.inst,
+            wall_ms=self._clock.wall_ms(now_us),
+            derive_vers=versions.DERIVE_VERSIONS,
+            roles=(MEMBER,),
+            listen_addrs=self._addrs[:ADDRESSES_PER_PEER_MAX],
+            features=versions.FEATURES,
+        )
+
+    def handle(self, event: object, now_us: int) -> list[Effect]:
+        """Take one event; the effects in the order in which they must happen.
+
+        Raises:
+            RuntimeError: the machines feed each other without end.
+        """
+        out: list[Effect] = []
+        queue: deque[object] = deque([event])
+        taken = 0
+        while queue:
+            taken += 1
+            if taken > LOCAL_EVENTS_MAX:
+                raise RuntimeError(f"more than {LOCAL_EVENTS_MAX} local events in one step, last {queue[0]!r}")
+            for effect in self._step(queue.popleft(), now_us):
+                match effect:
+                    case Local(inner):
+                        queue.append(inner)
+                    case Count(name, n):
+                        self._counters[name] = self._counters.get(name, 0) + n
+                    case _:
+                        out.append(effect)
+        return out + self.replication.flush()
+
+    def _step(self, event: object, now_us: int) -> list[Effect]:
+        match event:
+            case Boot(inst, wall_offset_us):
+                self._jobs.start(inst)
+                self._clock.set_wall_offset(wall_offset_us)
+            case JobDone(job) | JobFailed(job) | JobProgress(job) if job.inst != self._jobs.inst:
+                return [Count("answers_of_an_earlier_life")]
+            case TimerFired(key):
+                return self._machines["kernel" if key.machine == "turns" else key.machine].handle(event, now_us)
+            case ListenAddrs(addrs):
+                self._addrs = addrs
+                return [Local(Publish(PeerValue(addrs=addrs[:ADDRESSES_PER_PEER_MAX])))]
+            case Command(request_id, Status()):
+                return [Reply(request_id, self.status())]
+            case _:
+                pass
+        effects = [effect for machine in self._machines.values() for effect in machine.handle(event, now_us)]
+        if isinstance(event, SpaceChanged):
+            self.links.denied = self.replication.denied
+        return effects
+
+    # ---- what the operator sees
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Everything that was dropped, refused or lost, by name."""
+        return dict(sorted(self._counters.items()))
+
+    def status(self) -> dict[str, object]:
+        """Plain data for `masos status`."""
+        offers = self.kernel.offers()
+        return {
+            "peer": peer_text(self.me),
+            "swarm": self._member.genesis.name,
+            "swarm_id": self._member.genesis.swarm_id.hex(),
+            "user": self._member.user.public.hex(),
+            "incarnation": self._jobs.inst,
+            "listen": list(self._addrs),
+            "linked": [self._peer_line(peer, offers.get(peer)) for peer in self.links.linked],
+            "known": {peer_text(peer): list(addrs) for peer, addrs in self.links.known().items()},
+            "isolated": not self.links.linked,
+            "offer": self._offer_line(offers.get(self.me)),
+            "clock_offset_ms": self._clock.offset_ms,
+            "clock_warning": self._clock.skewed,
+            "spaces": len(self.replication.spaces()),
+            "unsure_spaces": len(self.replication.unsure()),
+            "tasks": self.kernel.task_count(),
+            "refusals": [
+                {"peer": r.peer, "code": r.code, "reason": r.reason, "wall_ms": r.wall_ms} for r in self.links.refusals
+            ],
+            "counters": self.counters,
+        }
+
+    def _peer_line(self, peer: PeerID, offer: Candidate | None) -> dict[str, object]:
+        hello = self.links.hello_of(peer)
+        return {
+            "peer": peer_text(peer),
+            "addrs": list(hello.listen_addrs) if hello is not None else [],
+            "incarnation": hello.inst if hello is not None else None,
+            "offer": self._offer_line(offer),
+        }
+
+    def _offer_line(self, offer: Candidate | None) -> dict[str, object] | None:
+        if offer is None:
+            return None
+        return {
+            "roles": list(offer.agents),
+            "model": offer.model,
+            "quality": offer.quality,
+            "context_tokens": offer.context_tokens,
+            "tokens_per_s": offer.tokens_per_s,
+        }
