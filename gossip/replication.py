@@ -155,7 +155,8 @@ class Replication:
     def _persist(self, ops: tuple[Op, ...], source: PeerID | None) -> Persist:
         job = self._jobs.next()
         self._saving[job] = _Saving(ops, source)
-        return Persist(job, tuple(OpRow(op, own=source is None) for op in ops))
+        # Own ops, and ops whose author gets a receipt for them, survive a power cut; what repair can fetch need not.
+        return Persist(job, tuple(OpRow(op, sync=source is None or op.author == source) for op in ops))
 
     # ---- the machine
 

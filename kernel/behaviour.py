@@ -49,6 +49,7 @@ from protocol.clock import SwarmClock
 from protocol.errors import Conflict, EngineError, NotFound, Refused, RequestTimeout, SwarmError, UsageError
 from protocol.identity import KeyPair
 from protocol.machine import (
+    AbortJob,
     Command,
     Count,
     Effect,
@@ -125,6 +126,8 @@ class Kernel:
         for effect in effects:
             if isinstance(effect, StartJob) and effect.job not in self._job_of:
                 self._job_of[effect.job] = (getattr(effect.spec, "space", b""), effect.spec)
+            elif isinstance(effect, AbortJob):
+                self._job_of.pop(effect.job, None)
         return effects
 
     def _route(self, event: object, now_us: int) -> list[Effect]:
@@ -155,6 +158,7 @@ class Kernel:
             case Suspended():
                 return [e for task in self._sorted() for e in self._turns.on_suspended(task, now_us)]
             case Stopping():
+                self._turns.stopping = True
                 return [e for task in self._sorted() for e in self._turns.give_back(task, "leaving", now_us)]
             case _:
                 return []
@@ -172,7 +176,7 @@ class Kernel:
             return []
         match event:
             case SpaceChanged(space, added):
-                task = self._task(space)
+                task = self._task(space, now_us)
                 if task is None:
                     return [Count("tasks_full")]
                 task.update(added, now_us)
@@ -187,13 +191,14 @@ class Kernel:
             case Acked(space, holder, ids):
                 return self._note_ack(space, holder, ids)
 
-    def _task(self, space: bytes) -> Task | None:
+    def _task(self, space: bytes, now_us: int) -> Task | None:
         task = self._tasks.get(space)
         log = self._logs.log(space)
         if task is None and log is not None and len(self._tasks) < self._config.tasks_max:
             spec = self._genesis.encoder
             pool = Pool(log, tau=spec.tau, k=spec.k or None, encoder=spec.id, dim=spec.dim)
             task = self._tasks[space] = Task(space, log, TaskFold(log), pool, Summaries(log, pool))
+            task.learn(log.kept(), now_us)  # the log may be ahead of this notice
         return task
 
     def _tell(self, task: Task) -> list[Effect]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -13,7 +14,7 @@ from kernel.memory.summary import Summaries
 from kernel.turns.fold import TaskFold
 from protocol.contract import ZERO, Vector, add, least, limits_to_vector, remaining
 from protocol.machine import JobId
-from protocol.op import OpKind
+from protocol.op import Op, OpKind
 from protocol.records import Open
 
 Stage = Literal["claiming", "running", "writing", "deciding"]
@@ -72,7 +73,15 @@ class Task:
         self.fold.update(added)
         self.pool.update(added)
         self.summaries.update(added)
-        for op in added.ops:
+        self.learn(self.log.kept() if added.refold else added.ops, now_us)
+
+    def learn(self, ops: Iterable[Op], now_us: int) -> None:
+        """Note when things were heard here, the first time; waits are measured from that, by the own clock.
+
+        Every op that the views were built from must pass here before anything is decided: what was never heard
+        would count as heard at boot, and its lease as long over.
+        """
+        for op in ops:
             if op.kind in (OpKind.CLAIM, OpKind.RENEW, OpKind.RELEASE, OpKind.DONE):
                 self.learned.setdefault(op.id, now_us)
             elif op.kind == OpKind.OPEN:

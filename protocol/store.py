@@ -15,10 +15,10 @@ from protocol.op import Op
 
 @dataclass(frozen=True, slots=True)
 class OpRow:
-    """An op to keep. `own`: this node signed it, so the write is synced to disk before the answer."""
+    """An op to keep. `sync`: on disk, through a power cut too, before the answer."""
 
     op: Op
-    own: bool
+    sync: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,7 @@ class Turns:
         self._config = config
         self._jobs = jobs
         self._world = world
+        self.stopping = False  # the node leaves: it takes nothing on any more
 
     # ---- whenever a task changed
 
@@ -75,7 +76,7 @@ class Turns:
         return effects + self._consider_claim(task, now_us)
 
     def _consider_claim(self, task: Task, now_us: int) -> list[Effect]:
-        if self._me not in task.open.participants or not self._logs.writable(task.space):
+        if self.stopping or self._me not in task.open.participants or not self._logs.writable(task.space):
             return []
         if not task.complete_attachments():
             return []
@@ -83,12 +84,22 @@ class Turns:
         if mine is not None and mine.author == self._me and task.fold.released(mine.id) is None:
             # A claim of this node without a run: of an earlier life, or given up. Nobody need wait for its end.
             return self._write(task, Release(claim=mine.id, reason="restarted"), (mine.id,), now_us)
+        if self._must_decline(task):
+            return self._write(task, Release(done=task.tip, reason="no such agent here"), (task.tip,), now_us)
         start_us = self._start_us(task)
         if start_us is None:
             return []
         if start_us > now_us:
             return [SetTimer(TimerKey(MACHINE, "claim", task.space), start_us)]
         return self._claim(task, now_us)
+
+    def _must_decline(self, task: Task) -> bool:
+        """This node is named and cannot: saying so at once is free, silence would cost the others a wait."""
+        nxt, done = self._next(task), task.fold.done(task.tip)
+        if done is None or nxt.peer != self._me or task.fold.declined(task.tip, self._me):
+            return False
+        mine = self._world()[0].get(self._me)
+        return mine is None or nxt.role not in mine.agents
 
     def _start_us(self, task: Task) -> int | None:
         """Boot time at which this node should claim the next step; None when a fitting peer will."""

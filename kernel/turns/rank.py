@@ -56,11 +56,11 @@ def free_since(task: Task, taker: bytes) -> Free:
     """
     claim, learned = current_claim(task), task.learned
     if claim is None:
-        return Free(learned.get(task.tip, 0), None)
+        return Free(learned[task.tip], None)
     release = task.fold.released(claim.id)
     if release is not None:
-        return Free(learned.get(release, 0), claim.author)
+        return Free(learned[release], claim.author)
     if not keeps_out(task, claim, taker):
-        return Free(learned.get(claim.id, 0), claim.author)
-    heard = learned.get(task.fold.last_renew(claim.id) or claim.id, 0)
+        return Free(learned[claim.id], claim.author)
+    heard = learned[task.fold.last_renew(claim.id) or claim.id]
     return Free(heard + (task.open.lease_ms + task.open.eps_ms) * 1000, claim.author)

@@ -45,8 +45,8 @@ def chain(count: int, *, seed: int = 1, space: bytes = SPACE, bodies: list[bytes
     return ops
 
 
-def rows(ops: list[Op], *, own: bool = False) -> tuple[Row, ...]:
-    return tuple(OpRow(op, own) for op in ops)
+def rows(ops: list[Op], *, sync: bool = False) -> tuple[Row, ...]:
+    return tuple(OpRow(op, sync) for op in ops)
 
 
 def body_hashes(store: SqliteStore) -> set[bytes]:
@@ -88,10 +88,10 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.close()
         self.folder.cleanup()
 
-    @rule(index=st.integers(0, len(POOL) - 1), own=st.booleans())
-    def put(self, *, index: int, own: bool) -> None:
+    @rule(index=st.integers(0, len(POOL) - 1), sync=st.booleans())
+    def put(self, *, index: int, sync: bool) -> None:
         upto = [op for op in POOL[: index + 1] if op.space == POOL[index].space]
-        self.store.apply(rows(upto, own=own))
+        self.store.apply(rows(upto, sync=sync))
         for op in upto:
             self.ops.setdefault(op.id, op)
 
@@ -234,10 +234,10 @@ def test_a_redacted_body_is_no_longer_in_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "synced"),
     [
-        (OpRow(chain(1)[0], own=True), True),
+        (OpRow(chain(1)[0], sync=True), True),
         (MetaRow("k", b"v"), True),
         (SealVoteRow(SPACE, b"done"), True),
-        (OpRow(chain(1)[0], own=False), False),
+        (OpRow(chain(1)[0], sync=False), False),
         (BodyGone(b"id"), False),
         (RecordRow(b"p", b"k", b"w"), False),
         (RecordGone(b"p", b"k"), False),
@@ -245,16 +245,16 @@ def test_a_redacted_body_is_no_longer_in_the_file(tmp_path: Path) -> None:
     ],
 )
 def test_what_only_this_node_knows_is_synced(store: SqliteStore, row: Row, *, synced: bool) -> None:
-    store.apply((OpRow(chain(1, seed=9)[0], own=False), row))
+    store.apply((OpRow(chain(1, seed=9)[0], sync=False), row))
     (level,) = store._writer.execute("PRAGMA synchronous").fetchone()
     assert (level == 2) is synced
 
 
 def test_an_own_op_that_was_there_unsynced_is_synced_by_its_duplicate(store: SqliteStore) -> None:
     ops = chain(1)
-    store.apply(rows(ops, own=False))
+    store.apply(rows(ops, sync=False))
     before = store.size_bytes()
-    store.apply(rows(ops, own=True))
+    store.apply(rows(ops, sync=True))
     assert store.size_bytes() > before  # a frame in the log, so that the commit has something to sync
 
 
@@ -274,7 +274,7 @@ def test_a_full_disk_leaves_nothing_half_written_and_the_store_usable(store: Sql
     store._writer.execute(f"PRAGMA max_page_count = {pages + 20}")
     fail_then_recover(store, ops[:5], ops[5:])
     store._writer.execute("PRAGMA max_page_count = 1000000")
-    store.apply(rows(ops[5:], own=True))
+    store.apply(rows(ops[5:], sync=True))
     assert [op.id for op in store.ops(SPACE)] == [op.id for op in ops]
 
 
@@ -287,7 +287,7 @@ def test_a_write_that_the_kernel_refuses_leaves_nothing_half_written(store: Sqli
         fail_then_recover(store, ops[:5], ops[5:])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    store.apply(rows(ops[5:], own=True))
+    store.apply(rows(ops[5:], sync=True))
     assert [op.id for op in store.ops(SPACE)] == [op.id for op in ops]
     assert store.verify().ok
 

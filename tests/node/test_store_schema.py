@@ -98,7 +98,7 @@ def test_a_step_that_fails_leaves_the_version_before_it(first: Path) -> None:
 def test_a_newer_file_is_refused_with_a_remedy_and_left_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "masos.db"
     with SqliteStore(path) as store:
-        store.apply((OpRow(OP, own=True),))
+        store.apply((OpRow(OP, sync=True),))
     with opened(path) as connection:
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     before = path.read_bytes()
@@ -123,7 +123,7 @@ def test_a_database_of_another_program_is_refused_and_left_as_it_is(tmp_path: Pa
 def test_a_damaged_file_is_refused_with_a_remedy(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "masos.db"
     with SqliteStore(path) as store:
-        store.apply((OpRow(OP, own=True),))
+        store.apply((OpRow(OP, sync=True),))
     data = path.read_bytes()
     damaged = {
         "garbage": b"no database at all " * 1000,

@@ -47,7 +47,7 @@ OPS = [op for space in SPACES for op in two_authors(space, 12)]
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     with SqliteStore(tmp_path / "masos.db") as store:
-        store.apply(tuple(OpRow(op, own=False) for op in OPS))
+        store.apply(tuple(OpRow(op, sync=False) for op in OPS))
         store.apply((BodyGone(OPS[4].id),))
     return tmp_path / "masos.db"
 
@@ -68,7 +68,7 @@ def test_a_whole_file_is_whole_and_is_not_touched(path: Path) -> None:
 def test_a_file_in_use_is_audited_as_committed(path: Path) -> None:
     (late,) = two_authors(b"u" * 16, 1)
     with SqliteStore(path) as store:
-        store.apply((OpRow(late, own=True),))
+        store.apply((OpRow(late, sync=True),))
         report = store.verify()
     assert report.ok, report.problems
     assert (report.spaces, report.ops) == (3, 25)
@@ -79,7 +79,7 @@ def test_a_fork_is_evidence_and_not_damage(path: Path) -> None:
     at = Position(first.space, 2, second.seq, first.id, (), 500)
     fork = make_op(KeyPair(b"\1" * 32), OpKind.UNIT, at, b"another")
     with SqliteStore(path) as store:
-        store.apply((OpRow(fork, own=False),))
+        store.apply((OpRow(fork, sync=False),))
     report = verify_file(path)
     assert report.ok, report.problems
 
@@ -125,7 +125,7 @@ def test_an_op_that_does_not_fit_what_it_stands_on_is_found(
 ) -> None:
     misfit = make_op(KeyPair(bytes([author]) * 32), OpKind.UNIT, at, b"")
     with SqliteStore(path) as store:
-        store.apply((OpRow(misfit, own=False),))
+        store.apply((OpRow(misfit, sync=False),))
     report = verify_file(path)
     assert [expected in problem for problem in report.problems] == [True], report.problems
 
@@ -134,7 +134,7 @@ def test_problems_are_bounded_and_still_counted(tmp_path: Path) -> None:
     path = tmp_path / "masos.db"
     ops = two_authors(SPACES[0], PROBLEMS_MAX + 20)
     with SqliteStore(path) as store:
-        store.apply(tuple(OpRow(op, own=False) for op in ops))
+        store.apply(tuple(OpRow(op, sync=False) for op in ops))
     tamper(path, "UPDATE op SET sig = ?", ops[0].sig)
     report = verify_file(path)
     assert len(report.problems) == PROBLEMS_MAX
