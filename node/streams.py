@@ -1,0 +1,101 @@
+# pyright: basic
+"""Library streams and connections in the shape that the link table takes.
+
+Part of the libp2p adapter without importing it: the objects come from `node.transport`, their types stay inside.
+Every foreign exception ends here; the library raises from a dozen unrelated classes (yamux, noise, trio, its own),
+so the translations catch Exception and name the cause.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeAlias
+
+import trio
+
+from node.lanes import ByteStream
+from protocol.errors import PeerUnreachable
+from protocol.peer import PeerID
+from protocol.transport import Lane
+
+LibraryObject: TypeAlias = Any  # untyped on purpose: the adapter is checked by its self-test and its tests
+
+WRITE_STALL_S: Final = 60.0  # a peer that takes nothing for so long has no use for the link
+WINDOW_POLL_S: Final = 0.01  # as Yamux itself polls
+CHUNK_BYTES: Final = 65_519 - 12  # one Yamux frame (12 bytes of header) in one Noise message (case W6)
+
+
+def cause(exc: BaseException) -> str:
+    """What lies at the bottom of a library exception, in one short line."""
+    while exc.__cause__ is not None:
+        exc = exc.__cause__
+    text = str(exc).splitlines()
+    return (text[0] if text and text[0] else type(exc).__name__)[:160]
+
+
+class LibraryStream:
+    """A library stream as a ByteStream."""
+
+    def __init__(self, stream: LibraryObject) -> None:
+        self._stream = stream
+
+    async def read(self, bytes_max: int) -> bytes:
+        """See ByteStream."""
+        try:
+            return bytes(await self._stream.read(bytes_max))
+        except EOFError:  # the library's StreamEOF is one
+            return b""
+        except Exception as exc:
+            raise PeerUnreachable(f"connection lost: {cause(exc)}") from exc
+
+    async def write(self, data: bytes) -> None:
+        """See ByteStream.
+
+        Yamux gives up a write that gets no window for 5 s, which would make a slow consumer cost the link. So
+        each chunk waits for its window here, for WRITE_STALL_S. Private: `YamuxStream.send_window`, `.closed`;
+        the slow-consumer test of the contract covers them.
+        """
+        muxed = self._stream.muxed_stream
+        view = memoryview(data)
+        for start in range(0, len(data), CHUNK_BYTES):
+            chunk = bytes(view[start : start + CHUNK_BYTES])
+            with trio.move_on_after(WRITE_STALL_S) as stall:
+                while muxed.send_window < len(chunk) and not muxed.closed:  # noqa: ASYNC110 - there is no event for it
+                    await trio.sleep(WINDOW_POLL_S)
+            if stall.cancelled_caught:
+                raise PeerUnreachable(f"the peer took nothing for {WRITE_STALL_S:g} s")
+            try:
+                await self._stream.write(chunk)
+            except Exception as exc:
+                raise PeerUnreachable(f"connection lost: {cause(exc)}") from exc
+
+    async def finish(self) -> None:
+        """See ByteStream."""
+        try:
+            await self._stream.close_write()
+        except Exception as exc:
+            raise PeerUnreachable(f"connection lost: {cause(exc)}") from exc
+
+
+class LibraryConnection:
+    """A library connection with its two lanes as a Connection."""
+
+    def __init__(self, peer: PeerID, swarm_conn: LibraryObject, streams: dict[Lane, ByteStream]) -> None:
+        self._peer = peer
+        self._swarm_conn = swarm_conn
+        self._streams = streams
+
+    @property
+    def peer(self) -> PeerID:
+        """See Connection."""
+        return self._peer
+
+    def stream(self, lane: Lane) -> ByteStream:
+        """See Connection."""
+        return self._streams[lane]
+
+    async def close(self) -> None:
+        """See Connection."""
+        try:
+            await self._swarm_conn.close()
+        except Exception as exc:
+            raise PeerUnreachable(f"connection lost: {cause(exc)}") from exc
