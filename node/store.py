@@ -4,7 +4,8 @@ Rules of this file
 - `apply(rows)` is one transaction: all rows or none. When it returns they are durable, and only then may anybody
   be told (protocol.md §1). It runs in the driver's worker thread; reads run on the event loop, on a connection of
   their own, and see what is committed, never a transaction in progress.
-- A batch with a row marked `sync` (own ops, receipted ops), meta or a seal vote is fsynced before the answer (`synchronous = FULL`). A batch of things
+- A batch with a row marked `sync` (own ops, ops that get a receipt), meta or a seal vote is fsynced before the answer
+  (`synchronous = FULL`). A batch of things
   that peers hold too or can give again (remote ops, redactions, records, receipts) is not (`NORMAL`): it survives
   SIGKILL, while a power cut may take it. What a power cut takes is always the newest end of the log of commits,
   and an fsynced batch carries everything before it to disk, so an op is never there without those it stands on.

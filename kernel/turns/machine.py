@@ -14,9 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gossip.replication import Draft, Replication
+from kernel.allocator.select import BudgetTooSmall
 from kernel.config import KernelConfig
 from kernel.decide import decide
 from kernel.jobs import Candidate, Decide, Decision, RunTurn, Summarise, Summarised, TurnResult
+from kernel.metered import SliceSpent
 from kernel.task import Run, Task, candidates_of
 from kernel.turns.rank import current_claim, free_since, keeps_out, rank_order, step_of_next
 from protocol.clock import SwarmClock, hlc_from_ms
@@ -279,8 +281,10 @@ class Turns:
         """The agent could not: give the turn back with the reason; after some failures the step ends."""
         run = task.run
         assert run is not None
-        task.failures[run.parent] = task.failures.get(run.parent, 0) + 1
         run.job = None
+        if isinstance(error, BudgetTooSmall | SliceSpent):
+            return self._finish(task, run, Decision("budget_exhausted", None, error.message), now_us)
+        task.failures[run.parent] = task.failures.get(run.parent, 0) + 1
         return [Count("turns_failed"), *self.give_back(task, f"{error.code}: {error.message}"[:500], now_us)]
 
     # ---- the decision

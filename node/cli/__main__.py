@@ -1,0 +1,7 @@
+"""`python -m node.cli`, the same as `masos`."""
+
+from __future__ import annotations
+
+from node.cli import main
+
+main()

@@ -1,0 +1,207 @@
+"""Making, entering and opening a swarm, on one profile's disk; no network and no daemon takes part.
+
+    <profile>/swarm/swarm.bin    genesis, swarm key, own certificate chain, bootstrap addresses    0600
+
+A profile is in one swarm for good (protocol.md §3): its log, its certificates and its user's tasks belong there.
+All three verbs that write hold the profile's lock, so that a running daemon never finds another swarm under itself.
+
+Certificates and invites start `BACKDATE_MS` in the past: an op counts only after its author's certificate began by
+swarm time, and the clock that issued it may be ahead of the others by minutes (complaint 14 of conventions.md).
+
+Wall time, randomness and addresses are handed in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from node.keystore import Keystore
+from node.profile import Profile, write_private
+from protocol.admission import (
+    ADMIT,
+    CERT_LIFE_MS_MAX,
+    INVITE_LIFE_MS_MAX,
+    MEMBER,
+    Genesis,
+    SwarmSecrets,
+    Ticket,
+    check_chain,
+    issue,
+    make_invite,
+)
+from protocol.errors import ConfigError, DecodeError
+from protocol.peer import Multiaddr, peer_text
+
+BACKDATE_MS: Final = 15 * 60_000
+BOOTSTRAP_MAX: Final = 16
+"""Addresses in a ticket; it has to stay a word that can be pasted."""
+SECRETS_BYTES_MAX: Final = 16 * 1024
+NAME_CHARS_MAX: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """What a ticket may be used for: how long, how often, and where joiners find the swarm."""
+
+    life_ms: int
+    uses: int | None
+    bootstrap: tuple[str, ...]
+
+
+def secrets_file(profile: Profile) -> Path:
+    """Where a profile keeps its place in its swarm."""
+    return profile.swarm / "swarm.bin"
+
+
+def load_secrets(profile: Profile) -> SwarmSecrets:
+    """The swarm of a profile.
+
+    Raises:
+        ConfigError: it is in none, or the file cannot be read or is damaged.
+    """
+    path = secrets_file(profile)
+    try:
+        with path.open("rb") as file:
+            raw = file.read(SECRETS_BYTES_MAX)
+    except FileNotFoundError as exc:
+        raise ConfigError(
+            f"the profile {profile.path} is in no swarm",
+            hint="found one with `masos swarm create NAME`, or enter one with `masos swarm join TICKET`",
+        ) from exc
+    except OSError as exc:
+        raise ConfigError(f"cannot read {path}: {exc.strerror}") from exc
+    try:
+        return SwarmSecrets.from_wire(raw)
+    except DecodeError as exc:
+        raise ConfigError(
+            f"{path} is damaged", hint="restore it from a backup, or join again in a new profile"
+        ) from exc
+
+
+def create(profile: Profile, name: str, psk: bytes, now_ms: int) -> Genesis:
+    """Found a swarm: this profile's user is its admin, this node its first member and may admit others.
+
+    Raises:
+        ConfigError: no keys, a swarm already, a daemon is running, or an impossible name.
+    """
+    if not 0 < len(name.strip()) <= NAME_CHARS_MAX:
+        raise ConfigError(f"a swarm's name has 1 to {NAME_CHARS_MAX} characters", hint="choose another name")
+    keys = Keystore(profile)
+    node, user = keys.node(), keys.user()
+    genesis = Genesis(name=name.strip(), creator=user.public, admins=(user.public,), created_ms=now_ms)
+    start = now_ms - BACKDATE_MS
+    cert = issue(user, genesis.swarm_id, node.public, (MEMBER, ADMIT), (start, start + CERT_LIFE_MS_MAX))
+    with profile.lock():
+        _write(profile, SwarmSecrets(genesis=genesis.wire(user), psk=psk, chain=(cert,)))
+    return genesis
+
+
+def invite(profile: Profile, seed: bytes, now_ms: int, wanted: Invitation) -> Ticket:
+    """A ticket for the profile's swarm, signed by its user, who must be an admin. May be made while a daemon runs.
+
+    Raises:
+        ConfigError: no swarm, no admin, no usable address, or a life that is not within seven days.
+    """
+    if not 0 < wanted.life_ms <= INVITE_LIFE_MS_MAX - BACKDATE_MS:
+        raise ConfigError("an invite lives at most seven days", hint="choose a shorter life")
+    secrets = load_secrets(profile)
+    usable = dict.fromkeys(text for text in (*wanted.bootstrap, *secrets.bootstrap) if _is_bootstrap(text))
+    if not usable:
+        raise ConfigError(
+            "the ticket would hold no address that can be dialled",
+            hint="start the node first (`masos up`), or name one with --bootstrap /ip4/HOST/tcp/PORT/p2p/PEER",
+        )
+    addressed = secrets.model_copy(update={"bootstrap": tuple(usable)[:BOOTSTRAP_MAX]})
+    window = (now_ms - BACKDATE_MS, now_ms + wanted.life_ms)
+    return make_invite(Keystore(profile).user(), addressed, seed, window, wanted.uses)
+
+
+def inspect(text: str, now_ms: int) -> dict[str, object]:
+    """All that a ticket says, before anything is joined; its two secrets are left out.
+
+    Raises:
+        ConfigError: it is no ticket, is damaged, or its parts do not belong together.
+    """
+    ticket = Ticket.parse(text)
+    genesis, cert = ticket.genesis, ticket.invite
+    return {
+        "swarm": genesis.name,
+        "swarm_id": genesis.swarm_id.hex(),
+        "mode": genesis.mode,
+        "created_ms": genesis.created_ms,
+        "creator": genesis.creator.hex(),
+        "admins": [admin.hex() for admin in genesis.admins],
+        "encoder": genesis.encoder.model_dump(mode="json"),
+        "derive_ver": genesis.derive_ver,
+        "bootstrap": list(ticket.bootstrap),
+        "issuer": cert.issuer.hex(),
+        "uses": cert.uses,
+        "valid_from_ms": cert.nbf_ms,
+        "valid_until_ms": cert.exp_ms,
+        "valid_now": cert.nbf_ms <= now_ms <= cert.exp_ms,
+        "grants": [MEMBER],
+        "membership_days": CERT_LIFE_MS_MAX // 86_400_000,
+    }
+
+
+def join(profile: Profile, text: str, now_ms: int) -> Genesis:
+    """Enter the swarm of a ticket; the next `masos up` takes part in it.
+
+    Raises:
+        ConfigError: no keys, a swarm already, a daemon is running, or a ticket that is damaged or not valid now.
+    """
+    ticket = Ticket.parse(text)
+    node = Keystore(profile).node()
+    if now_ms > ticket.invite.exp_ms:
+        raise ConfigError("the ticket has expired", hint="ask for a new one; check your clock")
+    chain = ticket.admit(node.public, max(now_ms - BACKDATE_MS, min(now_ms, ticket.invite.nbf_ms)))
+    genesis = ticket.genesis
+    try:
+        check_chain(genesis, chain, node.public)
+    except DecodeError as exc:
+        raise ConfigError(f"the ticket admits nobody: {exc.message}", hint="ask for a new one") from exc
+    with profile.lock():
+        _write(
+            profile,
+            SwarmSecrets(genesis=ticket.genesis_wire, psk=ticket.psk, chain=chain, bootstrap=ticket.bootstrap),
+        )
+    return genesis
+
+
+def own_addresses(addrs: tuple[str, ...], node_pk: bytes) -> tuple[str, ...]:
+    """Addresses of this node as others may dial them, each with /p2p/<peer id>; the undialable ones left out.
+
+    Raises:
+        ConfigError: one is no multiaddr.
+    """
+    try:
+        parsed = [Multiaddr.parse(text) for text in addrs]
+    except DecodeError as exc:
+        raise ConfigError(exc.message, hint="write it as /ip4/192.0.2.7/tcp/27420") from exc
+    bare = [Multiaddr(addr.host, addr.port) for addr in parsed if addr.dialable]
+    return tuple(f"{addr}/p2p/{peer_text(node_pk)}" for addr in bare)
+
+
+def _is_bootstrap(text: str) -> bool:
+    try:
+        addr = Multiaddr.parse(text)
+    except DecodeError as exc:
+        raise ConfigError(f"bootstrap address: {exc.message}", hint="write /ip4/HOST/tcp/PORT/p2p/PEER") from exc
+    if addr.peer is None:
+        raise ConfigError(f"{text} does not say whose address it is", hint="end it with /p2p/<peer id>")
+    return addr.dialable
+
+
+def _write(profile: Profile, secrets: SwarmSecrets) -> None:
+    path = secrets_file(profile)
+    try:
+        write_private(path, secrets.wire(), replace=False)
+    except FileExistsError as exc:
+        raise ConfigError(
+            f"the profile {profile.path} is in a swarm already",
+            hint="one profile is one swarm: make another with `masos init --profile PATH`",
+        ) from exc
+    except OSError as exc:
+        raise ConfigError(f"cannot write {path}: {exc.strerror}") from exc

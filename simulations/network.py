@@ -1,0 +1,503 @@
+"""The simulated network: links as TCP gives them, over a world that delays, loses and cuts.
+
+It keeps the rules of protocol/transport.py (tests/node/transport_contract.py runs against it) and models what a
+connection does to frames:
+
+- **Delay**: per pair a one-way mean drawn once (minimum plus exponential), jitter per frame, and the time that the
+  bytes take. Frames of a lane stay in order; the lanes of a link do not wait for each other.
+- **Loss** of a packet is a retransmission: the frame, and what is behind it, comes later (a doubling timeout). A frame
+  lost `retries_max` times in a row ends the link. No single frame vanishes silently, because no TCP link does that.
+- **Drop** is the exception, off by default: a taken frame vanishes. It is harsher than any link, to put load on repair.
+- **Partition** stalls links: nothing is delivered, nothing ends; what is queued stays queued. Who hangs up meanwhile
+  leaves the other end half-open, which learns of it (a reset) when the network is whole again.
+- **Crash** of a process ends its links at the peers after one latency. A power cut says nothing to anybody.
+- A link comes about in one step, so of two simultaneous dials the first makes it and the second finds it. A new
+  connection from a peer that has lost its end takes the place of the old link.
+
+Queues are bounded as in the real transport: a frame counts until the other side has taken it. Everything that a
+transport reports is delivered within the network's own entries on the heap, never inside a call of its owner.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from node.dialer import usable_addresses
+from protocol.errors import UsageError
+from protocol.peer import Multiaddr, PeerID, PeerInfo
+from protocol.transport import (
+    DIAL_TIMEOUT_S, FRAME_BYTES_MAX, QUEUE_FRAMES_MAX, HelloSource, Lane, LinkDialFailed, LinkDown, LinkFrame,
+    LinkUp, LinkWritable, TransportEvent,
+)  # fmt: skip
+from simulations.heap import EventHeap
+from simulations.rng import stream
+
+FLUSH_US: Final = 2_000_000  # for what is queued, when a link is ended on purpose (node/link.py)
+DIAL_LATENCIES: Final = 6  # one-way trips until both Hellos are there: TCP, Noise, Yamux [judgement]
+_PORT: Final = 4001
+_DIAL_TIMEOUT_US: Final = int(DIAL_TIMEOUT_S * 1e6)
+
+
+@dataclass(frozen=True, slots=True)
+class NetConfig:
+    """The world between the nodes; times are one way, in microseconds."""
+
+    latency_min_us: int = 2_000
+    latency_us: int = 20_000  # mean of the exponential part, drawn once per pair
+    jitter_us: int = 5_000  # uniform, per frame
+    loss: float = 0.0  # share of frames that need a retransmission
+    rto_us: int = 200_000  # first retransmission timeout; doubles
+    retries_max: int = 8  # lost so often in a row: the link ends
+    drop: float = 0.0  # share of frames that vanish on a healthy link
+    bytes_per_s: int = 12_500_000
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A frame at the moment in which its receiver takes it."""
+
+    source: PeerID
+    target: PeerID
+    lane: Lane
+    sent_us: int
+    at_us: int
+
+
+@dataclass(slots=True)
+class _Pipe:
+    """Frames of one lane on their way in one direction: (arrival, sent, bytes)."""
+
+    frames: deque[tuple[int, int, bytes]] = field(default_factory=deque)
+    last_us: int = 0
+    full: bool = False
+    pumping: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _End:
+    """One side of a link, with the frames that it has sent."""
+
+    owner: SimTransport
+    peer: PeerID
+    far: _End | None = None
+    pipes: dict[Lane, _Pipe] = field(default_factory=lambda: {lane: _Pipe() for lane in Lane})
+    reason: str | None = None
+    finishing: bool = False
+    fin_us: int = 0
+    gone: bool = False
+
+    @property
+    def drained(self) -> bool:
+        return not any(pipe.frames for pipe in self.pipes.values())
+
+
+class SimNetwork:
+    """Where simulated transports find each other."""
+
+    def __init__(self, heap: EventHeap, config: NetConfig, seed: int) -> None:
+        self.heap = heap
+        self.config = config
+        self.watch: Callable[[Delivery], None] = lambda delivery: None
+        self.counters: dict[str, int] = {}
+        self._seed = seed
+        self._rng = stream(seed, "network")
+        self._listening: dict[Multiaddr, SimTransport] = {}
+        self._hosts: dict[PeerID, Multiaddr] = {}
+        self._peer_at: dict[Multiaddr, PeerID] = {}
+        self._dark: dict[PeerID, None] = {}  # hosts without power: they answer nothing at all
+        self._group: dict[PeerID, int] = {}
+        self._latency: dict[tuple[PeerID, PeerID], int] = {}
+
+    # ---- the world
+
+    def transport(self, peer: PeerID, emit: Callable[[TransportEvent], None], key: bytes | None = None) -> SimTransport:
+        """A transport for one life of a peer; `emit` is called with each of its events."""
+        self.address(peer)
+        if peer in self._dark:
+            del self._dark[peer]
+            self._wake()
+        return SimTransport(self, peer, emit, key)
+
+    def address(self, peer: PeerID) -> Multiaddr:
+        """Where a peer listens, in every life."""
+        if peer not in self._hosts:
+            number = len(self._hosts) + 1
+            addr = Multiaddr(f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}", _PORT)
+            self._hosts[peer], self._peer_at[addr] = addr, peer
+        return self._hosts[peer]
+
+    def partition(self, groups: Sequence[Collection[PeerID]]) -> None:
+        """Cut the network: peers reach each other within their group only; who is in no group reaches nobody."""
+        self._group = {peer: number for number, group in enumerate(groups) for peer in group}
+        for number, peer in enumerate(self._hosts):
+            self._group.setdefault(peer, len(groups) + number)
+        self._wake()
+
+    def heal(self) -> None:
+        """Everybody reaches everybody again."""
+        self._group = {}
+        self._wake()
+
+    def reachable(self, a: PeerID, b: PeerID) -> bool:
+        """Whether a packet from one host gets to the other now."""
+        return self._group.get(a) == self._group.get(b) and a not in self._dark and b not in self._dark
+
+    def count(self, name: str) -> None:
+        """Add to a counter."""
+        self.counters[name] = self.counters.get(name, 0) + 1
+
+    def latency_us(self, a: PeerID, b: PeerID) -> int:
+        """The one-way mean of a pair, both ways alike."""
+        pair = (min(a, b), max(a, b))
+        if pair not in self._latency:
+            extra = stream(self._seed, "pair", pair[0].hex(), pair[1].hex()).expovariate(1.0)
+            self._latency[pair] = self.config.latency_min_us + int(self.config.latency_us * extra)
+        return self._latency[pair]
+
+    def _wake(self) -> None:
+        """The world changed: frames that stalled may go on, and half-open links may learn the truth."""
+        for transport in list(self._listening.values()):
+            for end in list(transport.ends.values()):
+                self.heap.after(self.latency_us(end.owner.local_peer, end.peer), partial(self._revive, end))
+
+    def _revive(self, end: _End) -> None:
+        far = end.far
+        assert far is not None
+        if end.gone or not self.reachable(end.owner.local_peer, end.peer):
+            return
+        if far.gone:
+            self.down(end, "connection reset")
+            return
+        for lane in Lane:
+            self.pump(end, lane)
+        self.closed(end)
+
+    # ---- listening and linking
+
+    def listen(self, transport: SimTransport) -> Multiaddr:
+        """Make a transport reachable."""
+        addr = self._hosts[transport.local_peer]
+        assert addr not in self._listening, "one life at a time"
+        self._listening[addr] = transport
+        return addr
+
+    def unlisten(self, transport: SimTransport) -> None:
+        """Nobody answers at a transport's address any more."""
+        self._listening.pop(self._hosts[transport.local_peer], None)
+
+    def silence(self, transport: SimTransport, *, power: bool) -> None:
+        """A transport is gone without a word of its own; with `power` its host is gone too."""
+        self.unlisten(transport)
+        if power:
+            self._dark[transport.local_peer] = None
+        for end in list(transport.ends.values()):
+            end.gone = True
+            self._tell_far(end)
+        transport.ends.clear()
+
+    def answer(self, dialler: SimTransport, peer: PeerID, addr: Multiaddr) -> tuple[int, bool]:
+        """How long a dial of an address takes, and whether anything answers there at all."""
+        listener = self._listening.get(addr)
+        host = self._peer_at.get(addr)
+        if host is not None and not self.reachable(dialler.local_peer, host):
+            return _DIAL_TIMEOUT_US, False
+        trip = self.latency_us(dialler.local_peer, peer) + self._rng.randrange(self.config.jitter_us + 1)
+        return trip * (DIAL_LATENCIES if listener is not None else 2), listener is not None
+
+    def link(self, dialler: SimTransport, peer: PeerID, addr: Multiaddr) -> str | None:
+        """Link a dialler with whoever listens at an address; why not, otherwise."""
+        listener = self._listening.get(addr)
+        if listener is None:
+            return "connection refused"
+        if not self.reachable(dialler.local_peer, listener.local_peer):
+            return "no answer"
+        if listener.swarm_key != dialler.swarm_key:
+            return "no common swarm key"
+        if listener.local_peer != peer:
+            self.count("wrong_identity")
+            return "another identity answers there"
+        ours, theirs = dialler.hello_for(peer), listener.hello_for(dialler.local_peer)
+        if ours is None or theirs is None:
+            return "no Hello"
+        stale = listener.ends.get(dialler.local_peer)
+        if stale is not None:
+            self.down(stale, "replaced by a newer connection")
+        near, far = _End(dialler, peer), _End(listener, dialler.local_peer)
+        near.far, far.far = far, near
+        dialler.ends[peer], listener.ends[dialler.local_peer] = near, far
+        self.count("links")
+        listener.emit(LinkUp(dialler.local_peer, ours))
+        dialler.emit(LinkUp(peer, theirs))
+        return None
+
+    # ---- frames
+
+    def carry(self, end: _End, lane: Lane, frame: bytes) -> None:
+        """A link has taken a frame: decide when it arrives."""
+        config, pipe = self.config, end.pipes[lane]
+        if config.drop and self._rng.random() < config.drop:
+            self.count("frames_dropped")
+            return
+        wait = self.latency_us(end.owner.local_peer, end.peer) + self._rng.randrange(config.jitter_us + 1)
+        lost = 0
+        while config.loss and self._rng.random() < config.loss:
+            wait += config.rto_us << lost
+            lost += 1
+            if lost > config.retries_max:
+                self.count("links_lost")
+                self.heap.after(wait, partial(self._reset, end))
+                return
+        arrival = max(pipe.last_us, self.heap.now_us + wait) + len(frame) * 1_000_000 // config.bytes_per_s
+        pipe.last_us = arrival
+        pipe.frames.append((arrival, self.heap.now_us, frame))
+        self._schedule(end, lane)
+
+    def _schedule(self, end: _End, lane: Lane) -> None:
+        pipe = end.pipes[lane]
+        if pipe.frames and not pipe.pumping:
+            pipe.pumping = True
+            self.heap.at(pipe.frames[0][0], partial(self._pumped, end, lane))
+
+    def _pumped(self, end: _End, lane: Lane) -> None:
+        end.pipes[lane].pumping = False
+        self.pump(end, lane)
+
+    def pump(self, end: _End, lane: Lane) -> None:
+        """Deliver the next frame of a lane if it is there and the way is free; else wait to be woken."""
+        far, pipe = end.far, end.pipes[lane]
+        assert far is not None
+        source, target = end.owner.local_peer, end.peer
+        if end.gone or not self.reachable(source, target):
+            return
+        if far.gone:  # nobody there: the first packet is answered by a reset
+            self.heap.after(self.latency_us(source, target), partial(self._reset, end))
+            return
+        if far.owner.paused or not pipe.frames:
+            return
+        arrival, sent_us, frame = pipe.frames[0]
+        if arrival > self.heap.now_us:
+            self._schedule(end, lane)
+            return
+        pipe.frames.popleft()
+        self.watch(Delivery(source, target, lane, sent_us, self.heap.now_us))
+        far.owner.emit(LinkFrame(source, lane, frame))
+        if pipe.full and 2 * len(pipe.frames) <= QUEUE_FRAMES_MAX:
+            pipe.full = False
+            if not end.gone:
+                end.owner.emit(LinkWritable(target))
+        self._schedule(end, lane)
+        if end.finishing and end.drained:
+            self.heap.after(0, partial(self.closed, end))
+
+    # ---- the end of a link
+
+    def finish(self, end: _End, reason: str) -> None:
+        """End a link on purpose: send what is queued, at most FLUSH_US long."""
+        end.finishing, end.reason = True, end.reason or reason
+        fin_us = self.heap.now_us + self.latency_us(end.owner.local_peer, end.peer)
+        end.fin_us = max(fin_us, *(pipe.last_us for pipe in end.pipes.values()))
+        self.heap.at(end.fin_us, partial(self.closed, end))
+        self.heap.after(FLUSH_US, partial(self.down, end, reason))
+
+    def closed(self, end: _End) -> None:
+        """If a side has finished, and everything before the end of its stream was taken, the other side ends."""
+        far = end.far
+        assert far is not None
+        if end.gone or far.gone or not end.finishing or not end.drained or far.owner.paused:
+            return
+        if self.heap.now_us < end.fin_us:
+            return
+        if self.reachable(end.owner.local_peer, end.peer):
+            self.down(far, "closed by the peer")
+
+    def _reset(self, end: _End) -> None:
+        self.down(end, "connection reset")
+
+    def down(self, end: _End, reason: str) -> None:
+        """One side of a link is over; the other learns of it if a packet gets there."""
+        if end.gone:
+            return
+        end.gone = True
+        if end.owner.ends.get(end.peer) is end:
+            del end.owner.ends[end.peer]
+        self._tell_far(end)
+        end.owner.emit(LinkDown(end.peer, end.reason or reason))
+
+    def _tell_far(self, end: _End) -> None:
+        far = end.far
+        assert far is not None
+        if not far.gone and self.reachable(end.owner.local_peer, end.peer):
+            wait_us = self.latency_us(end.owner.local_peer, end.peer)
+            self.heap.after(wait_us, partial(self.down, far, "closed by the peer"))
+
+
+class SimTransport:
+    """One life's transport in a SimNetwork; `emit` takes the place of the iterator of events.
+
+    Attributes:
+        paused: its owner takes no events; frames stay with their senders, other events wait here.
+        ends: links by peer; the network's business.
+    """
+
+    def __init__(
+        self, network: SimNetwork, peer: PeerID, emit: Callable[[TransportEvent], None], key: bytes | None
+    ) -> None:
+        self.swarm_key = key
+        self.paused = False
+        self.ends: dict[PeerID, _End] = {}
+        self._network = network
+        self._peer = peer
+        self._emit = emit
+        self._held: deque[TransportEvent] = deque()
+        self._hello: HelloSource | None = None
+        self._addr: Multiaddr | None = None
+        self._open = False
+        self._killed = False
+        self._dials: dict[PeerID, int] = {}
+        self._dial_count = 0
+
+    @property
+    def local_peer(self) -> PeerID:
+        """See Transport."""
+        return self._peer
+
+    def listen_addrs(self) -> tuple[str, ...]:
+        """See Transport. Empty before `open`."""
+        return (str(self._addr),) if self._addr is not None else ()
+
+    def open(self, hello: HelloSource) -> None:
+        """Serve from now on; `hello(peer)` gives the local first frame for each new link.
+
+        Raises:
+            UsageError: this object has run before.
+        """
+        if self._hello is not None:
+            raise UsageError("a transport runs once; build a new one")
+        self._hello, self._open = hello, True
+        self._addr = self._network.listen(self)
+
+    def close(self) -> None:
+        """Stop in order: take no more dials, end every link after what is queued."""
+        self._open = False
+        self._dials.clear()
+        self._network.unlisten(self)
+        for peer in list(self.ends):
+            self.disconnect(peer, "node stops")
+
+    def kill(self, *, power: bool = False) -> None:
+        """The process, or its whole host, is gone."""
+        self._open, self._killed = False, True
+        self._held.clear()
+        self._dials.clear()
+        self._network.silence(self, power=power)
+
+    @property
+    def idle(self) -> bool:
+        """True when no link is left."""
+        return not self.ends
+
+    # ---- the seam
+
+    def send(self, peer: PeerID, lane: Lane, frame: bytes) -> bool:
+        """See Transport."""
+        end = self.ends.get(peer)
+        if end is None or end.finishing:
+            self._network.count("send_no_link")
+            return False
+        if not 0 < len(frame) <= FRAME_BYTES_MAX[lane]:
+            self._network.count("send_oversize")
+            return False
+        pipe = end.pipes[lane]
+        if len(pipe.frames) >= QUEUE_FRAMES_MAX:
+            pipe.full = True
+            self._network.count("send_full")
+            return False
+        self._network.carry(end, lane, frame)
+        return True
+
+    def connect(self, info: PeerInfo) -> None:
+        """See Transport. Nothing for our own PeerID, and nothing unless open."""
+        if not self._open or info.peer == self._peer or info.peer in self.ends or info.peer in self._dials:
+            return
+        self._dial_count += 1
+        self._dials[info.peer] = self._dial_count
+        usable, reasons = usable_addresses(info, lambda addr: addr == self._addr)
+        self._dial(info.peer, self._dial_count, usable, reasons)
+
+    def disconnect(self, peer: PeerID, reason: str) -> None:
+        """See Transport."""
+        if self._dials.pop(peer, None) is not None:
+            self._network.heap.after(0, partial(self._give_up, peer, "given up"))
+        end = self.ends.get(peer)
+        if end is not None and not end.finishing:
+            self._network.finish(end, reason)
+
+    # ---- for the network
+
+    def emit(self, event: TransportEvent) -> None:
+        """Report an event to the owner."""
+        if self.paused:
+            self._held.append(event)
+        elif not self._killed:
+            self._emit(event)
+
+    def hello_for(self, peer: PeerID) -> bytes | None:
+        """The local Hello for a new link, or None when its source raises: that link's end (P1)."""
+        assert self._hello is not None
+        try:
+            return self._hello(peer)
+        except Exception:  # noqa: BLE001 - the guard (P1): a raising Hello source costs one link
+            self._network.count("handler_errors")
+            return None
+
+    def pause(self) -> None:
+        """Take no more events."""
+        self.paused = True
+
+    def resume(self) -> None:
+        """Take what was held back, then everything else."""
+        self.paused = False
+        while self._held and not self.paused:
+            self._emit(self._held.popleft())
+        for end in list(self.ends.values()):
+            if end.far is not None:
+                for lane in Lane:
+                    self._network.pump(end.far, lane)
+                self._network.closed(end.far)
+
+    # ---- dialling
+
+    def _dial(self, peer: PeerID, token: int, addrs: list[Multiaddr], reasons: list[str]) -> None:
+        if not addrs:
+            self._network.heap.after(0, partial(self._dial_over, peer, token, "; ".join(reasons) or "no address known"))
+            return
+        wait_us, answered = self._network.answer(self, peer, addrs[0])
+        self._network.heap.after(wait_us, partial(self._answered, peer, token, addrs, reasons, answered=answered))
+
+    def _answered(
+        self, peer: PeerID, token: int, addrs: list[Multiaddr], reasons: list[str], *, answered: bool
+    ) -> None:
+        if self._dials.get(peer) != token:
+            return
+        if peer in self.ends:  # the peer's own dial was quicker
+            del self._dials[peer]
+            return
+        refusal = self._network.link(self, peer, addrs[0]) if answered else "connection refused or timed out"
+        if refusal is None:
+            del self._dials[peer]
+            return
+        self._dial(peer, token, addrs[1:], [*reasons, f"{addrs[0]}: {refusal}"])
+
+    def _dial_over(self, peer: PeerID, token: int, reason: str) -> None:
+        if self._dials.get(peer) == token:
+            del self._dials[peer]
+            self._give_up(peer, reason)
+
+    def _give_up(self, peer: PeerID, reason: str) -> None:
+        if peer not in self.ends and self._open:
+            self._network.count("dials_failed")
+            self.emit(LinkDialFailed(peer, reason))

@@ -1,0 +1,465 @@
+"""The record map is a function of the records that arrived, and holds nothing that is over."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given, strategies as st
+
+from gossip.config import GossipConfig
+from gossip.events import Linked, Publish, RecordChanged, Unlinked, Withdraw
+from protocol.capability import FUTURE_MS_MAX, RECORD_TTL_MS, AgentValue, PeerValue, SignedRecord, Value, make_record
+from protocol.codec import encode
+from protocol.identity import KeyPair
+from protocol.machine import Persist, Received, Stopping, TimerFired, TimerKey, Writable
+from protocol.messages import RECORDS_MAX, Records
+from protocol.peer import PeerID
+from tests.gossip_world import NOW_MS, MemoryStore, Node, World, hello, seconds, verify
+from tests.strategies import case_lines, keypair
+
+AUTHOR = keypair("author")
+HOUR_MS = 3_600_000
+DAY_US = seconds(86_400)
+
+
+def agent(name: str = "a", **changes: Any) -> AgentValue:
+    return AgentValue(agent=name, roles=("analyst",), **changes)
+
+
+def record(value: Value | None = None, keys: KeyPair = AUTHOR, **times: int) -> bytes:
+    return make_record(keys, value or agent(), **{"seq": 1, "issued_ms": NOW_MS, **times})
+
+
+def read(wire: bytes) -> SignedRecord:
+    return SignedRecord.from_wire(wire, verify)
+
+
+class Map:
+    """A node with one linked peer, driven by hand."""
+
+    def __init__(self, config: GossipConfig | None = None, store: MemoryStore | None = None) -> None:
+        self.world = World(config or GossipConfig())
+        self.node = self.world.add("node", store=store)
+        self.source, self.other = PeerID(keypair("source").public), PeerID(keypair("other").public)
+        for peer in ("source", "other"):
+            self.node.handle(Linked(PeerID(keypair(peer).public), hello(keypair(peer))), 0)
+
+    @property
+    def wires(self) -> list[bytes]:
+        return [each.wire for each in self.node.records.live(self.world.now_us)]
+
+    def give(self, *wires: bytes) -> list[Any]:
+        effects = []
+        for start in range(0, len(wires), RECORDS_MAX):
+            frame = Records(wires[start : start + RECORDS_MAX])
+            found = self.node.handle(Received(self.source, frame), self.world.now_us)
+            for effect in found:
+                if isinstance(effect, Persist):
+                    self.node.store.apply(effect.rows)
+            effects += found
+        return effects
+
+    def expire(self) -> list[Any]:
+        effects = self.node.handle(TimerFired(TimerKey("records", "expiry")), self.world.now_us)
+        for effect in effects:
+            if isinstance(effect, Persist):
+                self.node.store.apply(effect.rows)
+        return effects
+
+
+def pushed(effects: list[Any]) -> dict[bytes, list[bytes]]:
+    """Records sent, by receiver."""
+    found: dict[bytes, list[bytes]] = {}
+    for effect in effects:
+        frame = getattr(effect, "frame", None)
+        if isinstance(frame, Records):
+            found.setdefault(effect.peer, []).extend(frame.records)
+    return found
+
+
+# ---- one map whatever the order
+
+contents = st.tuples(
+    st.sampled_from(("a", "b")), st.sampled_from(("author", "second")), st.integers(1, 3), st.integers(0, 2),
+    st.sampled_from((0, RECORD_TTL_MS, HOUR_MS)),
+)  # fmt: skip
+
+
+def wire_of(content: tuple[str, str, int, int, int]) -> bytes:
+    name, publisher, seq, price, ttl = content
+    return record(agent(name, price_micro_money=price), keypair(publisher), seq=seq, ttl_ms=ttl)
+
+
+@given(st.lists(contents.map(wire_of), max_size=8), st.data())
+def test_any_order_and_any_repetition_give_the_same_map(wires: list[bytes], data: st.DataObject) -> None:
+    shuffled = data.draw(st.permutations([*wires, *data.draw(st.lists(st.sampled_from(wires), max_size=4))])) if wires else []
+    one, other = Map(), Map()
+    one.give(*wires)
+    other.give(*shuffled)
+    assert one.wires == other.wires
+    assert list(one.node.store.records()) == list(other.node.store.records())
+    slots: dict[tuple[bytes, bytes], SignedRecord] = {}
+    for wire in wires:
+        new = read(wire)
+        old = slots.get((new.publisher, new.key))
+        if old is None or new.version > old.version:
+            slots[new.publisher, new.key] = new
+    assert one.wires == [slots[slot].wire for slot in sorted(slots) if slots[slot].live(NOW_MS)]
+
+
+@given(st.lists(contents.map(wire_of), max_size=8))
+def test_a_record_is_forwarded_only_while_it_changes_the_map(wires: list[bytes]) -> None:
+    """So a flood ends; and never back to where it came from."""
+    here = Map()
+    first = here.give(*wires)
+    assert here.source not in pushed(first)
+    assert len(set(pushed(first).get(here.other, []))) == len(pushed(first).get(here.other, []))
+    again = here.give(*wires)
+    assert not pushed(again)
+    assert not [effect for effect in again if isinstance(effect, Persist)]
+
+
+def test_a_flood_through_a_triangle_ends_and_all_have_the_record() -> None:
+    world = World()
+    for name in "ABC":
+        world.add(name)
+    for a, b in ("AB", "BC", "CA"):
+        world.link(a, b)
+    world.run(seconds(1))
+    before = len(world.frames(Records))
+    world.tell("A", Publish(agent()))
+    world.run(seconds(1))
+    maps = [[each.wire for each in node.records.live(world.now_us)] for node in world.nodes.values()]
+    assert maps[0] == maps[1] == maps[2] != []
+    assert len(world.frames(Records)) - before <= 4
+
+
+# ---- D1: freshness
+
+BASE_MS = NOW_MS - 1000  # the case's clock starts here
+
+
+@pytest.mark.parametrize("line", range(5))
+def test_d1_freshness(line: int) -> None:
+    case = case_lines("D1_put_order.jsonl")[line]
+
+    def wire(part: dict[str, int], price: int) -> bytes:
+        value = agent(price_micro_money=price)
+        return record(value, seq=part["seq"], issued_ms=BASE_MS, ttl_ms=part["expires"])
+
+    same = case["stored"] == case["incoming"]
+    stored, incoming = wire(case["stored"], 1), wire(case["incoming"], 1 if same else 2)
+    here = Map()
+    here.world.now_us = (case["now"] - 1000) * 1000
+    here.give(stored)
+    counters_before = dict(here.node.counters)
+    effects = here.give(incoming)
+    match case["expect"]:
+        case "reject_older" | "accept_noop":
+            assert here.wires == [stored]
+            assert not effects
+        case "accept_replace":
+            assert here.wires == [incoming]
+        case "reject_expired":
+            assert here.wires == [stored]
+            assert here.node.counters["records_expired"] == 1
+        case "keep_greater_hash_and_count_equivocation":
+            assert here.wires == [max((stored, incoming), key=lambda each: read(each).hash)]
+            assert here.node.counters != counters_before
+        case other:
+            pytest.fail(f"unknown expectation {other}")
+
+
+def test_two_contents_under_one_number_are_counted_in_either_order() -> None:
+    pair = [record(agent(price_micro_money=price)) for price in (1, 2)]
+    for first, second in itertools.permutations(pair):
+        here = Map()
+        here.give(first, second)
+        here.give(first, second)
+        assert here.node.counters["records_equivocated"] >= 1
+
+
+# ---- S1: the same bytes
+
+
+def test_s1_bytes_stay_the_same_through_store_restart_and_forwarding() -> None:
+    world = World()
+    for name in "ABC":
+        world.add(name)
+    world.link("A", "B")
+    world.tell("A", Publish(agent(description="as signed")))
+    world.run(seconds(1))
+    (signed,) = [each.wire for each in world.nodes["A"].records.live(world.now_us)]
+    store = world.stop("B")
+    assert list(store.records()) == [signed]
+    world.add("B", store=store, inst=2)
+    world.link("B", "C")
+    world.run(seconds(1))
+    assert [each.wire for each in world.nodes["C"].records.live(world.now_us)] == [signed]
+
+
+# ---- S3: bounds
+
+
+def test_a_forged_record_leaves_no_trace_and_the_true_one_is_taken() -> None:
+    """Case S2 for records."""
+    true = record()
+    body = true[:-65]
+    here = Map()
+    here.give(body + true[-65:-1] + bytes([true[-1] ^ 1]), b"\xc0", b"")
+    assert here.node.counters["records_refused"] == 3
+    assert list(here.node.store.records()) == []
+    here.give(true)
+    assert here.wires == [true]
+
+
+def test_the_map_is_bounded_and_what_is_held_can_still_change() -> None:
+    here = Map(GossipConfig(records_max=5))
+    here.give(*[record(agent(), keypair(f"publisher {n}")) for n in range(20)])
+    assert len(here.wires) == 5
+    assert here.node.counters["records_full"] == 15
+    newer = record(agent(), keypair("publisher 0"), seq=2)
+    here.give(newer)
+    assert newer in here.wires
+
+
+def test_one_publisher_cannot_fill_the_map() -> None:
+    """Case S3: a million record keys of one peer."""
+    here = Map(GossipConfig(records_max=2_000))
+    here.give(*[record(agent(f"agent {n}")) for n in range(2_500)])
+    honest = record(agent(), keypair("honest"))
+    here.give(honest)
+    assert honest in here.wires
+
+
+@pytest.mark.parametrize("frame", [Records((record(),))])
+def test_records_of_a_peer_that_is_not_linked_are_not_taken(frame: Records) -> None:
+    here = Map()
+    here.node.handle(Unlinked(here.source), 0)
+    assert not here.node.handle(Received(here.source, frame), 0)
+    assert here.wires == []
+
+
+# ---- time
+
+
+def test_nothing_expired_is_taken_offered_or_used() -> None:
+    here = Map()
+    short = record(agent("short"), ttl_ms=HOUR_MS)
+    here.give(short, record(agent("long")))
+    here.give(record(agent("past"), issued_ms=NOW_MS - RECORD_TTL_MS))
+    here.give(record(agent("future"), issued_ms=NOW_MS + FUTURE_MS_MAX + 1))
+    assert len(here.wires) == 2
+    here.world.now_us = HOUR_MS * 1000
+    assert short not in here.wires
+    late = PeerID(keypair("late").public)
+    offered = pushed(here.node.handle(Linked(late, hello(keypair("late"))), here.world.now_us))
+    assert offered == {late: here.wires}
+
+
+def test_an_expired_record_is_told_once_leaves_the_disk_and_does_not_come_back() -> None:
+    here = Map()
+    here.give(wire := record(ttl_ms=HOUR_MS))
+    ended = 0
+    for minute in range(61, 8 * 60):
+        here.world.now_us = minute * 60_000_000
+        here.node.told.clear()
+        here.expire()
+        here.give(wire)
+        ended += len(here.node.heard(RecordChanged))
+        assert here.wires == []
+    assert ended == 1
+    assert list(here.node.store.records()) == []
+
+
+def test_own_records_are_signed_anew_before_they_expire() -> None:
+    world = World()
+    world.add("A")
+    world.add("B")
+    world.link("A", "B")
+    world.tell("A", Publish(agent()))
+    for _ in range(48):
+        world.run(HOUR_MS * 500)
+        assert [each.value for each in world.nodes["B"].records.live(world.now_us)] == [agent()]
+
+
+def test_the_record_of_a_node_that_died_is_gone_everywhere_after_its_time() -> None:
+    """Case D2."""
+    world = World()
+    for name in "ABC":
+        world.add(name)
+    for a, b in ("AB", "BC", "CA"):
+        world.link(a, b)
+    world.tell("A", Publish(agent()))
+    world.run(seconds(1))
+    world.stop("A")
+    world.run(RECORD_TTL_MS * 1000 + seconds(120))
+    for node in world.nodes.values():
+        assert node.records.live(world.now_us) == []
+        assert list(node.store.records()) == []
+
+
+# ---- publishing and withdrawing
+
+
+def publish(node: Node, value: Value, now_us: int = 0) -> list[Any]:
+    return node.handle(Publish(value), now_us)
+
+
+def test_an_equal_value_is_not_signed_again_and_a_changed_one_replaces_it() -> None:
+    here = Map()
+    assert publish(here.node, agent())
+    assert not publish(here.node, agent())
+    assert publish(here.node, agent(price_micro_money=3))
+    assert [each.value for each in here.node.records.live(0)] == [agent(price_micro_money=3)]
+
+
+def test_a_new_record_wins_although_the_database_was_lost_or_the_clock_fell_back() -> None:
+    here = Map()
+    publish(here.node, agent())
+    (old,) = here.node.records.live(0)
+    lost = Map()
+    publish(lost.node, agent(price_micro_money=1), seconds(1))
+    assert lost.node.records.live(seconds(1))[0].version > old.version
+    here.node.clock.set_wall_offset((NOW_MS - HOUR_MS) * 1000)
+    publish(here.node, agent(price_micro_money=2))
+    (new,) = here.node.records.live(0)
+    assert new.version > old.version
+    assert new.value == agent(price_micro_money=2)
+
+
+def test_a_withdrawal_ends_the_record_and_it_does_not_come_back() -> None:
+    world = World()
+    world.add("A")
+    world.add("B")
+    world.link("A", "B")
+    world.tell("A", Publish(agent()))
+    world.run(seconds(1))
+    (live,) = world.nodes["B"].records.live(world.now_us)
+    world.tell("A", Withdraw("a"))
+    world.run(seconds(1))
+    for _ in range(13):  # the old one is offered again and again, past the end of its life
+        world.give("B", "A", Records((live.wire,)))
+        assert world.nodes["B"].records.live(world.now_us) == []
+        world.run(HOUR_MS * 500)
+    assert list(world.nodes["B"].store.records()) == []
+
+
+@pytest.mark.parametrize("refresh_us", [seconds(10), seconds(600)])
+def test_a_withdrawal_outlives_what_it_withdraws_whatever_the_refresh(refresh_us: int) -> None:
+    here = Map(GossipConfig(record_refresh_us=refresh_us))
+    here.give(live := record(), record(seq=2, ttl_ms=0))
+    for hour in range(7):
+        here.world.now_us = hour * HOUR_MS * 1000
+        here.expire()
+        here.give(live)
+        assert here.wires == [], f"back after {hour} h"
+
+
+def test_who_missed_a_withdrawal_learns_of_it_from_anybody() -> None:
+    """A withdraws while C is away; C links to B only."""
+    world = World()
+    for name in "ABC":
+        world.add(name)
+    for a, b in ("AB", "BC", "CA"):
+        world.link(a, b)
+    world.tell("A", Publish(agent()))
+    world.run(seconds(1))
+    world.unlink("C", "A")
+    world.unlink("C", "B")
+    world.tell("A", Withdraw("a"))
+    world.run(seconds(1))
+    world.stop("A")
+    assert world.nodes["C"].records.live(world.now_us) != []
+    world.link("B", "C")
+    world.run(seconds(1))
+    assert world.nodes["C"].records.live(world.now_us) == []
+
+
+def test_stopping_withdraws_agents_and_leaves_the_addresses() -> None:
+    here = Map()
+    publish(here.node, agent("a"))
+    publish(here.node, agent("b"))
+    publish(here.node, PeerValue(addrs=("/ip4/10.0.0.1/tcp/1",)))
+    effects = here.node.handle(Stopping(0), 1000)
+    assert [each.value for each in here.node.records.live(1000)] == [PeerValue(addrs=("/ip4/10.0.0.1/tcp/1",))]
+    for peer in (here.source, here.other):
+        sent = [read(wire) for wire in pushed(effects)[peer]]
+        assert {each.value.agent for each in sent if isinstance(each.value, AgentValue)} == {"a", "b"}
+        assert all(each.expiry_ms == each.issued_ms for each in sent)
+
+
+def test_withdrawing_what_is_not_offered_does_nothing() -> None:
+    here = Map()
+    assert not here.node.handle(Withdraw("a"), 0)
+    publish(here.node, agent())
+    here.node.handle(Withdraw("a"), 1000)
+    assert not here.node.handle(Withdraw("a"), 2000)
+    publish(here.node, agent(), 3000)
+    assert [each.value for each in here.node.records.live(3000)] == [agent()]
+
+
+def test_a_new_life_does_not_go_on_offering_what_only_the_last_one_offered() -> None:
+    """Case D2: the engine is gone after the restart, so nobody publishes the agent again."""
+    here = Map()
+    publish(here.node, agent())
+    store = MemoryStore()
+    store.apply(tuple(row for effect in publish(here.node, agent("x")) if isinstance(effect, Persist) for row in effect.rows))
+    world = World()
+    world.add("node", store=store, inst=2)
+    world.add("B")
+    world.link("node", "B")
+    world.run(RECORD_TTL_MS * 1000 + seconds(120))
+    assert world.nodes["B"].records.live(world.now_us) == []
+
+
+# ---- start
+
+
+def test_stored_records_are_back_after_a_restart_and_told() -> None:
+    here = Map()
+    here.give(*[record(agent(name)) for name in "abc"], record(agent("gone"), seq=2, ttl_ms=0))
+    again = Map(store=here.node.store)
+    assert again.wires == here.wires
+    told = again.node.heard(RecordChanged)
+    assert [each.record.wire for each in told if each.live] == here.wires
+
+
+def test_a_stored_record_that_does_not_decode_does_not_stop_the_node() -> None:
+    store = MemoryStore()
+    store._records[b"p", b"k"] = encode((b"", b""))
+    store._records[AUTHOR.public, b"k"] = record()
+    assert Map(store=store).wires == [record()]
+
+
+def test_a_new_link_gets_every_live_record_in_frames_within_bounds() -> None:
+    world = World()
+    world.add("A")
+    world.add("B")
+    for n in range(3 * RECORDS_MAX + 1):
+        big = agent(vector=bytes(4096), description="d" * 1000)
+        world.nodes["A"].records._take(read(record(big, keypair(f"p{n}"))), None, 0)
+    world.link("A", "B")
+    world.run(seconds(1))
+    assert len(world.nodes["B"].records.live(world.now_us)) == 3 * RECORDS_MAX + 1
+
+
+def test_a_link_that_dropped_records_gets_them_when_it_has_room() -> None:
+    world = World()
+    world.add("A")
+    world.add("B")
+    world.link("A", "B")
+    world.run(seconds(1))
+    world.full = lambda source, target, frame: isinstance(frame, Records)
+    world.tell("A", Publish(agent()))
+    world.run(seconds(1))
+    world.full = lambda source, target, frame: False
+    world.tell("A", Writable(world.nodes["B"].me))
+    world.run(seconds(60))
+    assert world.nodes["B"].records.live(world.now_us) != []
+    before = len(world.frames(Records))
+    world.tell("A", Writable(world.nodes["B"].me))
+    world.run(seconds(60))
+    assert len(world.frames(Records)) == before  # nothing is owed any more
