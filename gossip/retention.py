@@ -11,9 +11,10 @@ when a kept op refers to it: in causal order, which is why views can take it lik
 fork, a smaller f, another pair at f, or a deny below ops that are there takes kept ops away; then the kept set is
 computed anew and views start over (`refold`).
 
-What is aside has a bound. Beyond it only such ops are taken for which a pending op waits that will be kept; what a
-recomputation pushes over the bound is forgotten newest first, as if it had never arrived. That is sound, because
-everything that stands on an op aside is aside itself.
+What is aside above a fork has a bound. Beyond it only such ops are taken for which a pending op waits that must be
+taken; what a recomputation pushes over the bound is forgotten newest first, as if it had never arrived. Both are
+sound, because what stands on such an op is of the same sort or holds it. Ops above a deny but below any fork are no
+such ops: a fork among them must be seen, so they stay aside in full, within the quota of their author.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class Chain:
         self.top_seq = max(self.top_seq, op.seq)
 
     def remove(self, op: Op) -> None:
-        """Forget an op. Only the newest of what is aside is ever forgotten, so `top_seq` falls step by step."""
+        """Forget an op."""
         slot = self.slots[op.seq]
         slot.remove(op.id)
         if not slot:
@@ -137,13 +138,14 @@ class Retention:
         f = self.fork_at.get(author)
         return () if f is None else tuple(self.chains[author].slots[f][:2])
 
-    def due_to_stay(self, op: Op) -> bool:
-        """True iff an op is kept whoever refers to it, a signed body apart; the op need not be accepted yet."""
-        proves = op.seq == self.fork_at.get(op.author) and op.id <= self.evidence(op.author)[1]
-        return proves or not self.above(op)
+    def expendable(self, op: Op) -> bool:
+        """True iff the op lies at or above its author's fork and does not prove it. It need not be accepted yet."""
+        f = self.fork_at.get(op.author)
+        return f is not None and (op.seq > f or (op.seq == f and op.id > self.evidence(op.author)[1]))
 
     def _kept_of_itself(self, entry: Entry) -> bool:
-        return entry.signed or self.due_to_stay(entry.op)
+        op = entry.op
+        return entry.signed or not self.above(op) or op.id in self.evidence(op.author)
 
     # ---- change
 
@@ -219,10 +221,16 @@ class Retention:
         return Change(tuple(back), tuple(dropped), refold=True)
 
     def _forget(self) -> None:
-        excess = self.aside - self._aside_max
-        if excess <= 0:
-            return
-        aside = [entry for entry in self._entries.values() if entry.op.id not in self.kept.ids]
-        for entry in aside[-excess:]:
-            del self._entries[entry.op.id]
-            self.chains[entry.op.author].remove(entry.op)
+        """Forget the newest of the expendable ops that nothing else stands on, as far as the bound is exceeded."""
+        excess, needed = self.aside - self._aside_max, set(self.kept.ids)
+        gone: list[Op] = []
+        for entry in reversed(self._entries.values()):
+            if len(gone) >= excess:
+                break
+            if entry.op.id in needed or not self.expendable(entry.op):
+                needed.update(entry.op.refs)
+            else:
+                gone.append(entry.op)
+        for op in gone:
+            del self._entries[op.id]
+            self.chains[op.author].remove(op)

@@ -171,7 +171,7 @@ class SpaceLog:
         entry = self._acceptance.judge(op)
         if isinstance(entry, str):
             return self._reject(op.id, entry)
-        if not entry.signed and not self._retention.due_to_stay(op) and not self._room_aside(op):
+        if not self._room_aside(op):
             return "rejected", "its author is burnt or denied, and nothing needs it"
         self._entries[op.id] = entry
         change = self._retention.place(entry)
@@ -191,13 +191,13 @@ class SpaceLog:
         return hlc_to_ms(op.hlc) - ahead_ms
 
     def _room_aside(self, op: Op) -> bool:
-        """Room among the ops aside, or a pending op that will be kept needs this one."""
-        if self._retention.aside < self._rules.aside_max:
-            return True
+        """An op that must be taken, or room among the ops aside, or a pending op that must be taken needs it."""
         todo, seen = [op], {op.id}
         while todo:
             needed = todo.pop()
-            if self._retention.due_to_stay(needed) or self._acceptance.outlives_burn(needed):
+            if not self._retention.expendable(needed) or self._acceptance.outlives_burn(needed):
+                return True
+            if self._retention.aside < self._rules.aside_max:
                 return True
             fresh = [waiter for waiter in self._pending.waiters(needed.id) if waiter.id not in seen]
             seen.update(waiter.id for waiter in fresh)

@@ -271,13 +271,13 @@ class TasksEnd(Checker):
                 ask.ok and isinstance(ask.command, Submit) and ask.command.client_key == client_key
                 for ask in self.swarm.asks
             )
-            for host in self.swarm.hosts:
-                task = self.swarm.task_in(host, space)
-                if task is None or task.fold.open is None:
-                    if acked:
-                        raise Violation(f"task {client_key} was acknowledged and is unknown to node {host.index}")
-                elif task.fold.outcome == "open":
-                    raise Violation(f"task {client_key} has not ended on node {host.index}")
+            tasks = {host.index: self.swarm.task_in(host, space) for host in self.swarm.hosts}
+            for node, task in tasks.items():
+                if acked and (task is None or task.fold.open is None):
+                    raise Violation(f"task {client_key} was acknowledged and is unknown to node {node}")
+            for node, task in tasks.items():
+                if task is not None and task.fold.open is not None and task.fold.outcome == "open":
+                    raise Violation(f"task {client_key} has not ended on node {node}")
 
 
 class NothingLeft(Checker):

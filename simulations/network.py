@@ -158,6 +158,10 @@ class SimNetwork:
             self._latency[pair] = self.config.latency_min_us + int(self.config.latency_us * extra)
         return self._latency[pair]
 
+    def set_latency(self, a: PeerID, b: PeerID, us: int) -> None:
+        """Say what the one-way mean of a pair is, from now on."""
+        self._latency[min(a, b), max(a, b)] = us
+
     def _wake(self) -> None:
         """The world changed: frames that stalled may go on, and half-open links may learn the truth."""
         for transport in list(self._listening.values()):

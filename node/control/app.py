@@ -33,7 +33,6 @@ from node.control.events import Followers, TaskEvents
 from node.control.guard import BearerGuard
 from node.control.memory import verify_running
 from node.control.port import NodePort
-from protocol.codec import clean_text
 from protocol.errors import SwarmError
 from protocol.records import NAME_CHARS_MAX, TEXT_CHARS_MAX
 
@@ -66,8 +65,8 @@ class SubmitBody(Body):
             Refused: a document without text, or with too many parts.
         """
         return Submit(
-            client_key=clean_text(self.client_key),
-            objective=clean_text(self.objective),
+            client_key=self.client_key,
+            objective=self.objective,
             document=chunk_document(self.document) if self.document is not None else (),
             contract=(self.tokens, self.calls, _ms(self.seconds), None),
             deadline_ms=_ms(self.deadline_s),
@@ -89,7 +88,7 @@ class Empty(Body):
 
 
 def _ms(seconds: float | None) -> int | None:
-    return None if seconds is None else max(1, round(seconds * 1000)) if seconds else 0
+    return None if seconds is None else round(seconds * 1000)
 
 
 class Api:
@@ -145,7 +144,7 @@ class Api:
     async def cancel(self, request: Request) -> Response:
         """The user stops a task."""
         body = await read_body(request, CancelBody)
-        return answer(await self._node.ask(CancelTask(request.path_params["task"], clean_text(body.reason))))
+        return answer(await self._node.ask(CancelTask(request.path_params["task"], body.reason)))
 
     async def events(self, request: Request) -> Response:
         """Follow a task."""

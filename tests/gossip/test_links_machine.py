@@ -372,7 +372,9 @@ def test_addresses_of_a_record_go_before_configured_ones_and_the_latter_stay() -
     assert len(net.links.known()[PEER_ID]) == ADDRESSES_PER_PEER_MAX
 
 
-@pytest.mark.parametrize("addr", ["/ip4/0.0.0.0/tcp/4001", "/ip4/10.0.0.2/tcp/0", "/ip6/::/tcp/1", "/ip4/224.0.0.1/tcp/1"])
+@pytest.mark.parametrize(
+    "addr", ["/ip4/0.0.0.0/tcp/4001", "/ip4/10.0.0.2/tcp/0", "/ip6/::/tcp/1", "/ip4/224.0.0.1/tcp/1"]
+)
 def test_useless_addresses_of_a_record_are_left_out(addr: str) -> None:
     net = Net()
     assert not net.tell(record_of(PEER, addr))

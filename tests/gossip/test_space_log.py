@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import pytest
 
-from gossip.space_log import SpaceLog
 from protocol.codec import encode
 from protocol.errors import UsageError
 from protocol.op import Op, OpKind
-from protocol.records import Cancel, Claim, Quota, Redact, Seen, Unit, sign_body
+from protocol.records import Cancel, Claim, Quota, Redact, Seen, sign_body
 from tests.fold_world import (
     EPS,
     FAR_MS,
@@ -20,8 +18,6 @@ from tests.fold_world import (
     History,
     cancel,
     deny,
-    feed,
-    forge,
     join,
     keys,
     open_record,
@@ -30,27 +26,7 @@ from tests.fold_world import (
     settle,
     stamp,
 )
-
-UNIT = Unit(agent="one", role="analyst", content="x")
-
-
-def log_of(*ops: Op, **changes: Any) -> SpaceLog:
-    return feed(ops, **changes).log
-
-
-def op(author: str, record: Any, prev: Op | None, *, hlc: int = 0, deps: tuple[Op, ...] = (), **more: Any) -> Op:
-    fields: dict[str, Any] = {
-        "seq": prev.seq + 1 if prev else 0,
-        "prev": prev.id if prev else None,
-        "deps": [d.id for d in deps],
-        "hlc": hlc or max([x.hlc for x in (*deps, *((prev,) if prev else ()))], default=stamp(10)) + 1,
-    }
-    return forge(author, record, **{**fields, **more})
-
-
-JOIN = op("A", join(), None)
-FIRST = op("A", UNIT, JOIN)
-OTHER = op("B", join(), None)
+from tests.gossip.log_ops import FIRST, JOIN, OTHER, UNIT, burnt, log_of, op
 
 
 def refused(made: Op, *before: Op) -> str:
@@ -327,117 +303,29 @@ def test_remembered_refusals_are_bounded() -> None:
     assert len(log._rejected) == 4
 
 
-# ---- burn and deny
-
-
-def burnt(count: int = 3) -> tuple[list[Op], list[Op]]:
-    """(A's chain of units, twins of its first unit)"""
-    chain = [JOIN]
-    for _ in range(count):
-        chain.append(op("A", UNIT, chain[-1]))
-    twins = [op("A", Seen(), JOIN, hlc=stamp(900 + n)) for n in range(3)]
-    return chain, twins
-
-
-def test_a_fork_drops_what_lies_above_and_keeps_its_proof() -> None:
-    chain, twins = burnt()
-    log = log_of(*chain)
-    added = log.add(twins[0], swarm_ms=FAR_MS)
-    assert added.refold
-    assert set(added.dropped) == {chain[2].id, chain[3].id}
-    pair = log.fork_of(JOIN.author)
-    assert pair is not None
-    assert {o.id for o in pair} == {chain[1].id, twins[0].id}
-    assert [o.id for o in log.log(JOIN.author, 0, 9)] == [JOIN.id, *sorted((chain[1].id, twins[0].id))]
-    assert chain[3].id in log
-    assert log.get(chain[3].id) is None
-    assert log.dropped_author(chain[3].id) == JOIN.author
-    assert log.add(chain[3], swarm_ms=FAR_MS).status == "duplicate"
-    assert log.silenced(JOIN.author)
-    assert log.head(JOIN.author) == (3, chain[3].id)
-
-
-def test_two_smallest_at_the_fork_prove_it_in_any_order() -> None:
-    chain, twins = burnt(1)
-    ends = set()
-    for order in ([0, 1, 2], [2, 1, 0], [1, 2, 0]):
-        log = log_of(*chain, *(twins[n] for n in order))
-        ends.add((log.digest(), tuple(sorted(o.id for o in log.kept()))))
-    assert len(ends) == 1
-    assert set(next(iter(ends))[1]) == {JOIN.id, *sorted(o.id for o in (chain[1], *twins))[:2]}
-
-
-def test_what_a_kept_op_refers_to_comes_back_without_a_refold() -> None:
-    chain, twins = burnt()
-    log = log_of(*chain, twins[0], OTHER)
-    witness = op("B", UNIT, OTHER, deps=(chain[3],), hlc=stamp(950))
-    added = log.add(witness, swarm_ms=FAR_MS)
-    assert [o.id for o in added.ops] == [chain[2].id, chain[3].id, witness.id]
-    assert not added.refold
-    assert log.heads() == sorted([witness.id, twins[0].id])
-
-
-def test_an_op_above_a_known_burn_is_set_aside() -> None:
-    chain, twins = burnt()
-    log = log_of(*chain[:2], twins[0])
-    added = log.add(chain[2], swarm_ms=FAR_MS)
-    assert added.status == "accepted"
-    assert added.ops == ()
-    assert not added.refold
-    assert chain[2].id in log
-    assert log.get(chain[2].id) is None
-
-
-def test_what_is_aside_is_bounded_but_never_what_an_honest_op_waits_for() -> None:
-    chain, twins = burnt(6)
-    log = log_of(*chain[:2], twins[0], OTHER, aside_max=2)
-    assert [log.add(o, swarm_ms=FAR_MS).status for o in chain[2:]] == [
-        "accepted",
-        "accepted",
-        "rejected",
-        "pending",
-        "pending",
-    ]
-    witness = op("B", UNIT, OTHER, deps=(chain[6],), hlc=stamp(950))
-    log.add(witness, swarm_ms=FAR_MS)
-    added = log.add(chain[4], swarm_ms=FAR_MS)
-    assert added.status == "accepted"
-    assert witness.id in {o.id for o in added.ops}
-    assert log.get(chain[6].id) is not None
-
-
-def test_a_burn_forgets_what_is_over_the_bound() -> None:
-    chain, twins = burnt(6)
-    log = log_of(*chain, aside_max=2)
-    log.add(twins[0], swarm_ms=FAR_MS)
-    assert [o.id in log for o in chain] == [True, True, True, True, False, False, False]
-    assert log.head(JOIN.author) == (3, chain[3].id)
-    full = log_of(*chain, twins[0])
-    assert log.digest() == full.digest()
-    witness = op("B", UNIT, OTHER, deps=(chain[6],), hlc=stamp(950))
-    for made in (OTHER, witness, chain[6], chain[5], chain[4]):
-        log.add(made, swarm_ms=FAR_MS)
-        full.add(made, swarm_ms=FAR_MS)
-    assert log.digest() == full.digest()
-    assert log.get(witness.id) is not None
-
-
-def test_a_deny_takes_effects_above_its_seq_and_the_smallest_holds() -> None:
-    chain, _ = burnt(4)
-    log = log_of(*chain, OTHER)
-    first = op("B", deny("A", 3), OTHER, hlc=stamp(950))
-    second = op("B", deny("A", 1), first)
-    third = op("B", deny("A", 2), second)
-    assert log.add(first, swarm_ms=FAR_MS).dropped == (chain[4].id,)
-    assert [log.void(o) for o in chain] == [False, False, False, False, True]
-    assert set(log.add(second, swarm_ms=FAR_MS).dropped) == {chain[2].id, chain[3].id}
-    assert log.add(third, swarm_ms=FAR_MS).refold is False
-    assert log.author_digest(JOIN.author)[:2] == (1, 2)
-    assert not log.burnt(JOIN.author)
-    assert log.silenced(JOIN.author)
-
-
 # ---- reading
+
+
+def test_opens_and_stops_are_carried_along_the_past() -> None:
+    h = History()
+    other = h.put("other", "B", open_record(objective="else"))
+    h.put("sees-one", "C", Seen(), deps=["open"])
+    h.put("sees-two", "D", Seen(), deps=["other"])
+    h.put("both", "E", Seen(), deps=["sees-one", "sees-two"])
+    h.put("stop", "A", cancel(), deps=["open"])
+    h.put("after", "C", Seen(), deps=["stop"])
+    h.put("later", "D", Seen(), deps=["after"])
+    log = log_of(*h.all())
+    opens = {n: log.opens_in_past(h.id(n)) for n in ("jE", "open", "sees-one", "sees-two", "both")}
+    assert opens == {
+        "jE": frozenset(),
+        "open": frozenset([h.root]),
+        "sees-one": frozenset([h.root]),
+        "sees-two": frozenset([other.body_hash]),
+        "both": frozenset([h.root, other.body_hash]),
+    }
+    assert [log.stop_before(h.id(n)) for n in ("both", "stop", "after", "later")] == [False, False, True, True]
+    assert log.open_record(h.root) == h.record
 
 
 def test_deps_are_what_is_named_then_the_smallest_heads() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -225,7 +226,7 @@ def _after(fold: TaskFold, claim_id: bytes) -> bytes | None:
 Turns.TestCase.settings = settings(
     stateful_step_count=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
-TestTurns = Turns.TestCase
+TestTurns = pytest.mark.slow(Turns.TestCase)
 
 
 def test_a_quiet_task_is_final_and_sealed_at_once() -> None:

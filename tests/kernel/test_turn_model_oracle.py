@@ -36,10 +36,10 @@ from tests.fold_world import (
     stamp,
     tokens,
 )
-from tests.kernel.test_turn_attacks import (
+from tests.kernel.attack import no_closure
+from tests.kernel.attacks_on_turns import (
     an_end_is_a_step,
     epochs_need_not_rise,
-    no_closure,
     the_last_vote_counts,
     votes_are_listed_only,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -71,7 +72,7 @@ def test_a_guest_with_a_ticket_is_in_the_same_swarm(founder: Profile, guest: Pro
 def test_one_profile_is_one_swarm(founder: Profile, guest: Profile) -> None:
     text = _ticket(founder)
     swarm.join(guest, text, NOW)
-    for again in (lambda: swarm.join(guest, text, NOW), lambda: swarm.create(guest, "x", PSK, NOW)):
+    for again in (partial(swarm.join, guest, text, NOW), partial(swarm.create, guest, "x", PSK, NOW)):
         with pytest.raises(ConfigError, match="in a swarm already") as caught:
             again()
         assert "init" in caught.value.hint
@@ -80,7 +81,7 @@ def test_one_profile_is_one_swarm(founder: Profile, guest: Profile) -> None:
 def test_nothing_is_written_while_a_daemon_holds_the_profile(founder: Profile, guest: Profile) -> None:
     text = _ticket(founder)
     with guest.lock():
-        for act in (lambda: swarm.join(guest, text, NOW), lambda: swarm.create(guest, "x", PSK, NOW)):
+        for act in (partial(swarm.join, guest, text, NOW), partial(swarm.create, guest, "x", PSK, NOW)):
             with pytest.raises(ConfigError, match="in use") as caught:
                 act()
             assert "stop" in caught.value.hint

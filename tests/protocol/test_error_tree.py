@@ -11,7 +11,10 @@ from protocol.errors import LocalError, PeerError, SwarmError
 
 
 def tree(cls: type[SwarmError] = SwarmError) -> list[type[SwarmError]]:
-    return [cls, *(found for child in cls.__subclasses__() for found in tree(child) if found.__module__ == "protocol.errors")]
+    return [
+        cls,
+        *(found for child in cls.__subclasses__() for found in tree(child) if found.__module__ == "protocol.errors"),
+    ]
 
 
 ALL = tree()

@@ -79,7 +79,7 @@ def test_a_quiet_swarm_runs_every_step_once(seed: int) -> None:
     swarm = submitted(seed, node=seed)
     swarm.settle()
     assert outcome(swarm) == "answer"
-    assert [(step, ended) for _, step, ended in swarm.turns(KEY)] == [(1, "answered"), (2, "answered"), (3, "answered")]
+    assert [runs(swarm, step) for step in (1, 2, 3)] == [["answered"]] * 3
     assert epochs(swarm) == [0, 0, 0]
     task = swarm.task(0, KEY)
     assert task is not None
@@ -266,6 +266,26 @@ def test_a_restored_backup_does_not_burn_its_node(seed: int, fresh: bool) -> Non
     log = swarm.hosts[0].core.replication.log(swarm.submitted[KEY])
     assert log is not None
     assert not log.burnt(swarm.hosts[owner].peer)
+
+
+def test_a_restored_backup_asks_more_than_the_first_peer_that_answers() -> None:
+    swarm = submitted(24)
+    lagging = next(node for node in range(5) if swarm.task(node, KEY) is not None and node != swarm.owner(KEY))
+    swarm.crash(lagging)
+    owner = until_stage(swarm, 2, "running")
+    backup = swarm.hosts[owner].disk.length
+    until_stage(swarm, 2, "deciding")
+    swarm.run_for(0.5)
+    swarm.crash(owner)
+    swarm.network.set_latency(swarm.hosts[owner].peer, swarm.hosts[lagging].peer, 1_000)
+    for other in range(5):
+        if other not in (owner, lagging):
+            swarm.network.set_latency(swarm.hosts[owner].peer, swarm.hosts[other].peer, 150_000)
+            swarm.network.set_latency(swarm.hosts[lagging].peer, swarm.hosts[other].peer, 150_000)
+    swarm.restart(lagging)
+    swarm.restart(owner, rollback=backup)
+    swarm.settle()
+    assert outcome(swarm) == "answer"
 
 
 def test_a_suspended_owner_gives_its_turn_back() -> None:
