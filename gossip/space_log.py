@@ -164,15 +164,13 @@ class SpaceLog:
             return "pending", f"waits for {len(lacks)} ops"
         due_ms = self._due_ms(op)
         if due_ms > swarm_ms:
-            fits = self._quarantine.add(op, due_ms)
-            return (
-                ("quarantined", f"due in {due_ms - swarm_ms} ms") if fits else ("rejected", "too many from the future")
-            )
+            held = self._quarantine.add(op, due_ms)
+            return ("quarantined", "waits for its time") if held else ("rejected", "too many from the future")
+        if not self._room_aside(op):
+            return "rejected", "its author is burnt, and nothing needs it"
         entry = self._acceptance.judge(op)
         if isinstance(entry, str):
             return self._reject(op.id, entry)
-        if not self._room_aside(op):
-            return "rejected", "its author is burnt or denied, and nothing needs it"
         self._entries[op.id] = entry
         change = self._retention.place(entry)
         tide.note(change.back, change.dropped, refold=change.refold)

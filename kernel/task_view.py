@@ -76,6 +76,7 @@ def _step(task: Task, number: int, done_id: bytes) -> View:
     unit = task.pool.unit(done.unit) if done.unit is not None else None
     body = task.log.record(done_id)
     used = body.used if isinstance(body, Done) else ZERO
+    written = task.log.record(done.unit) if done.unit is not None else None
     view: View = {
         "step": number,
         "done": done_id.hex(),
@@ -87,6 +88,8 @@ def _step(task: Task, number: int, done_id: bytes) -> View:
         "summary": unit.summary if unit is not None else None,
         "content": unit.content if unit is not None else None,
         "verdict": unit.verdict if unit is not None else None,
+        "model": written.model if isinstance(written, Unit) else None,
+        "quality": written.quality if isinstance(written, Unit) else None,
         "tokens": used[0],
         "ms": used[2],
         "finality": task.fold.finality(done_id),

@@ -93,7 +93,7 @@ def run_daemon(profile: Profile, config: Config, environ: Mapping[str, str], on_
         now_ms = (clock.now_us() + clock.wall_offset_us()) // 1000
         member, psk = load_member(profile, now_ms)
         engine = build_engine(config.engine, profile, environ)
-        transport = Libp2pTransport(_seed_of(member.node), config.node.listen, psk=psk, announce=config.node.announce)
+        transport = Libp2pTransport(member.node.seed(), config.node.listen, psk=psk, announce=config.node.announce)
         with closing(SqliteStore(profile.database)) as store:
             life = begin_life(store)
             if not life.clean and life.inst > 1:
@@ -116,10 +116,6 @@ def run_daemon(profile: Profile, config: Config, environ: Mapping[str, str], on_
                 raise KeyboardInterrupt
             end_life(store, life)
             log.info("stopped")
-
-
-def _seed_of(keys: KeyPair) -> bytes:
-    return keys._private.private_bytes_raw()  # noqa: SLF001 - libp2p wants the seed itself, and nobody else may have it
 
 
 class _Daemon:

@@ -196,10 +196,10 @@ class Driver:
         send, receive = trio.open_memory_channel[tuple[str, object]](NOTICES_MAX)
         self._subscribers[key] = (prefix, send)
         try:
-            async with receive:
-                yield receive
+            yield receive
         finally:
-            del self._subscribers[key]
+            del self._subscribers[key]  # before the channel closes: a notice to a closed one would raise in the step
+            receive.close()
 
     # ---- stepping
 

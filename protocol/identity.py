@@ -36,6 +36,10 @@ class KeyPair:
         """Signature over bytes that carry their purpose already (an op id)."""
         return self._private.sign(data)
 
+    def seed(self) -> bytes:
+        """The private key itself, for the one library that must have it (libp2p's own handshake)."""
+        return self._private.private_bytes_raw()
+
     def __repr__(self) -> str:
         return f"KeyPair({self.public.hex()[:8]}…)"
 

@@ -144,6 +144,8 @@ class Unit(_Body):
     emb: Annotated[bytes, Field(max_length=4096)] | None = None
     encoder: Name | None = None
     verdict: Annotated[str, Field(max_length=1_000)] | None = None
+    model: Name = ""
+    quality: Name = ""  # tier of the engine that wrote it, shown wherever its content is
     context: Annotated[tuple[tuple[Id, Uint], ...], Field(max_length=64)] = ()  # receipt: (unit, tokens) given
 
 

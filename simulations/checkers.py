@@ -29,7 +29,7 @@ from protocol.op import Op, decode_wire_op
 from protocol.records import Claim, Done
 from protocol.store import OpRow
 from simulations.host import SimHost
-from simulations.network import Delivery
+from simulations.link import Delivery
 
 if TYPE_CHECKING:  # the swarm holds its checkers
     from simulations.swarm import SimSwarm
@@ -63,10 +63,12 @@ class Reach(Checker):
     """S1."""
 
     def bind(self, swarm: SimSwarm) -> None:
+        """See Checker."""
         super().bind(swarm)
         self._by_peer = {host.peer: host for host in swarm.hosts}
 
     def on_delivery(self, delivery: Delivery) -> None:
+        """See Checker."""
         target = self._by_peer[delivery.target]
         if not target.up or target.asleep:
             raise Violation(f"node {target.index} is not up and was handed a frame")
@@ -76,6 +78,7 @@ class Reach(Checker):
             raise Violation(f"a frame for node {target.index} crossed a partition")
 
     def on_event(self, host: SimHost, event: object) -> None:
+        """See Checker."""
         if self.swarm.heap.life(host.index) != host.life:
             raise Violation(f"node {host.index} took {type(event).__name__} outside its life")
 
@@ -88,6 +91,7 @@ class WriteAhead(Checker):
         self._seen: dict[bytes, Op] = {}
 
     def on_effects(self, host: SimHost, effects: list[Effect]) -> None:
+        """See Checker."""
         for effect in effects:
             if not isinstance(effect, Send):
                 continue
@@ -121,7 +125,8 @@ class OneChain(Checker):
         self._places: dict[tuple[bytes, bytes, int], bytes] = {}
         self._seen: dict[bytes, None] = {}
 
-    def on_effects(self, host: SimHost, effects: list[Effect]) -> None:
+    def on_effects(self, host: SimHost, effects: list[Effect]) -> None:  # noqa: ARG002 - whoever tells of it
+        """See Checker."""
         for effect in effects:
             if isinstance(effect, Send) and isinstance(effect.frame, OpBatch | Fetched):
                 for wire in effect.frame.ops:
@@ -133,7 +138,15 @@ class OneChain(Checker):
         first = self._places.setdefault((op.space, op.author, op.seq), op.id)
         if first != op.id:
             author = next(h.index for h in self.swarm.hosts if h.peer == op.author)
-            raise Violation(f"node {author} burnt itself: two ops at seq {op.seq} of {op.space.hex()[:8]}, one is {op!r}")
+            raise Violation(
+                f"node {author} burnt itself: two ops at seq {op.seq} of {op.space.hex()[:8]}, one is {op!r}"
+            )
+
+
+def written(effects: list[Effect]) -> list[bytes]:
+    """The spaces of which ops are about to be written."""
+    rows = [row for effect in effects if isinstance(effect, Persist) for row in effect.rows]
+    return list(dict.fromkeys(row.op.space for row in rows if isinstance(row, OpRow)))
 
 
 class Majority(Checker):
@@ -143,7 +156,10 @@ class Majority(Checker):
         self._won: dict[tuple[bytes, bytes], bytes] = {}
 
     def on_effects(self, host: SimHost, effects: list[Effect]) -> None:
-        spaces = {row.op.space: None for e in effects if isinstance(e, Persist) for row in e.rows if isinstance(row, OpRow)}
+        """See Checker."""
+        spaces = {
+            row.op.space: None for e in effects if isinstance(e, Persist) for row in e.rows if isinstance(row, OpRow)
+        }
         for space in spaces:
             task = self.swarm.task_in(host, space)
             if task is not None and task.fold.open is not None:
@@ -157,7 +173,7 @@ class Majority(Checker):
             first = self._won.setdefault((task.space, done.parent), done_id)
             if first != done_id:
                 raise Violation(
-                    f"node {host.index} sees a majority for {done_id.hex()[:8]} where one was seen for {first.hex()[:8]}"
+                    f"node {host.index} sees a majority for {done_id.hex()[:8]}, after one for {first.hex()[:8]}"
                 )
 
 
@@ -165,7 +181,10 @@ class Budget(Checker):
     """7.8, from the ops alone: what every effective chain spent, dead claims on its way included."""
 
     def on_effects(self, host: SimHost, effects: list[Effect]) -> None:
-        spaces = {row.op.space: None for e in effects if isinstance(e, Persist) for row in e.rows if isinstance(row, OpRow)}
+        """See Checker."""
+        spaces = {
+            row.op.space: None for e in effects if isinstance(e, Persist) for row in e.rows if isinstance(row, OpRow)
+        }
         for space in spaces:
             task = self.swarm.task_in(host, space)
             if task is not None and task.fold.open is not None and task.fold.chain:
@@ -194,6 +213,7 @@ class Converged(Checker):
     """E1."""
 
     def at_end(self) -> None:
+        """See Checker."""
         for client_key, space in self.swarm.submitted.items():
             digests = self.swarm.digests(space)
             if any(digest != digests[0] for digest in digests):
@@ -225,6 +245,7 @@ class OneWinner(Checker):
     """S6: exactly one effective completion per step."""
 
     def at_end(self) -> None:
+        """See Checker."""
         for client_key, space in self.swarm.submitted.items():
             tasks = [t for host in self.swarm.up() if (t := self.swarm.task_in(host, space)) is not None]
             chains = {task.fold.chain: None for task in tasks}
@@ -249,23 +270,28 @@ class AckedKept(Checker):
         self.vouched: dict[bytes, tuple[bytes, int]] = {}  # op -> (space, node that vouches)
 
     def on_effects(self, host: SimHost, effects: list[Effect]) -> None:
+        """See Checker."""
         for effect in effects:
             if isinstance(effect, Send) and isinstance(effect.frame, Receipt):
                 for op_id in effect.frame.ids:
                     self.vouched.setdefault(op_id, (effect.frame.space, host.index))
 
     def at_end(self) -> None:
+        """See Checker."""
         for host in self.swarm.up():
             for op_id, (space, holder) in self.vouched.items():
                 log = host.core.replication.log(space)
                 if log is None or op_id not in log:
-                    raise Violation(f"op {op_id.hex()[:8]}, for which node {holder} gave a receipt, is not on node {host.index}")
+                    raise Violation(
+                        f"op {op_id.hex()[:8]}, for which node {holder} gave a receipt, is not on node {host.index}"
+                    )
 
 
 class TasksEnd(Checker):
     """E6: every acknowledged submit is a task that has ended on every node."""
 
     def at_end(self) -> None:
+        """See Checker."""
         for client_key, space in self.swarm.submitted.items():
             acked = any(
                 ask.ok and isinstance(ask.command, Submit) and ask.command.client_key == client_key
@@ -284,9 +310,12 @@ class NothingLeft(Checker):
     """E7."""
 
     def at_end(self) -> None:
+        """See Checker."""
         for host in self.swarm.up():
             if host.unwritten or host.jobs_in_flight:
-                raise Violation(f"node {host.index} has {host.unwritten} writes and {host.jobs_in_flight} jobs left over")
+                raise Violation(
+                    f"node {host.index} has {host.unwritten} writes and {host.jobs_in_flight} jobs left over"
+                )
             for space in self.swarm.submitted.values():
                 task = self.swarm.task_in(host, space)
                 if task is not None and (task.run is not None or task.summary_job is not None):

@@ -11,11 +11,12 @@ from __future__ import annotations
 import hashlib
 from typing import Final, Literal
 
-from protocol.errors import SwarmError
+from protocol.errors import DecodeError, SwarmError
 from protocol.identity import Verify, verify_raw
-from protocol.messages import Frame, decode_frame, encode_frame
+from protocol.machine import Misbehaved, PeerUp, Received
+from protocol.messages import LANE_OF, Frame, Hello, decode_frame, encode_frame
+from protocol.peer import PeerID
 from protocol.transport import Lane
-from protocol.messages import LANE_OF
 
 FROZEN_MAX: Final = 65_536
 MEMO_MAX: Final = 1_000_000
@@ -63,6 +64,21 @@ class FrameCodec:
         frozen = self._frozen.get(raw)
         return frozen if frozen is not None and LANE_OF[type(frozen)] is lane else decode_frame(raw, lane)
 
+    def received(self, peer: PeerID, lane: Lane, raw: bytes) -> Received | Misbehaved:
+        """The event that bytes from a linked peer are, as node/driver.py tells it to the core."""
+        try:
+            return Received(peer, self.decode(raw, lane))
+        except DecodeError as exc:
+            return Misbehaved(peer, exc.message)
+
+    def greeting(self, peer: PeerID, raw: bytes) -> PeerUp | Misbehaved:
+        """The event that a first frame is."""
+        try:
+            hello = self.decode(raw, Lane.CONTROL)
+        except DecodeError as exc:
+            return Misbehaved(peer, exc.message)
+        return PeerUp(peer, hello) if isinstance(hello, Hello) else Misbehaved(peer, "the first frame is not a Hello")
+
 
 def verifier(crypto: Crypto) -> Verify:
     """The signature check of a run."""
@@ -77,6 +93,7 @@ class MemoVerify:
         self.asked = 0
 
     def __call__(self, public: bytes, message: bytes, signature: bytes) -> bool:
+        """See protocol.identity.Verify."""
         key = hashlib.blake2b(digest_size=20)
         for part in (public, message, signature):
             key.update(len(part).to_bytes(8, "big"))

@@ -1,9 +1,9 @@
 """One simulated machine: node/driver.py's duties, on the heap instead of trio.
 
-It steps one NodeCore per life and carries out its effects in order, with the same bounds as the driver: a writer that
-applies Persists strictly in order, several waiting ones in one transaction, and answers after the durability point;
-jobs that can be aborted; timers that move when they are set again; frames encoded and strictly decoded at the seam;
-`Suspended` and `ClockOffset` when the clocks say so; a stop in order, with its clean mark.
+It steps one NodeCore per life and carries out its effects in order, with the same bounds as the driver: Persists are
+written strictly in order and answered after the durability point; jobs can be aborted; a timer moves when it is set
+again; frames are encoded and strictly decoded at the seam; `Suspended` and `ClockOffset` come when the clocks say so;
+a stop goes in order and leaves its clean mark.
 
 The machine has its own boot clock (each power-on begins somewhere else), and a wall clock that can be wrong. Its disk
 outlives its lives. What a crash loses: memory, jobs, frames, and every write that was not answered; the transaction
@@ -12,102 +12,53 @@ in flight is on disk or not, as a seeded coin falls.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from gossip.events import Leaving
 from kernel.commands import EngineReport
-from node.core import CoreConfig, ListenAddrs, Membership, NodeCore
-from protocol.errors import DecodeError, StoreError, SwarmError
-from protocol.identity import Verify
+from node.core import ListenAddrs, Membership, NodeCore
 from protocol.machine import (
-    AbortJob, Boot, CancelTimer, ClockOffset, Command, Count, Dial, DialFailed, Effect, Hangup, JobDone, JobFailed,
-    Local, Misbehaved, Notify, PeerDown, PeerUp, Persist, Received, Reply, Send, SendDropped, SetTimer, StartJob,
-    Stopping, Suspended, TimerFired, TimerKey, Writable,
-)  # fmt: skip
-from protocol.messages import Hello
+    AbortJob,
+    Boot,
+    CancelTimer,
+    ClockOffset,
+    Command,
+    Count,
+    Dial,
+    DialFailed,
+    Effect,
+    Hangup,
+    Local,
+    Notify,
+    PeerDown,
+    PeerUp,
+    Persist,
+    Received,
+    Reply,
+    Send,
+    SendDropped,
+    SetTimer,
+    StartJob,
+    Stopping,
+    Suspended,
+    TimerFired,
+    TimerKey,
+    Writable,
+)
 from protocol.peer import PeerID
-from protocol.store import Row
-from protocol.transport import (
-    Lane, LinkDialFailed, LinkDown, LinkFrame, LinkUp, LinkWritable, TransportEvent,
-)  # fmt: skip
-from simulations.codec import FrameCodec
+from protocol.transport import LinkDialFailed, LinkDown, LinkFrame, LinkUp, LinkWritable, TransportEvent
 from simulations.engine import EngineJobs, Ran, ScriptedEngine
-from simulations.heap import EventHeap
-from simulations.history import History, HistoryRow, RowType
-from simulations.network import SimNetwork, SimTransport
+from simulations.history import HistoryRow, RowType
 from simulations.rng import stream
-from simulations.store import DiskConfig, SimDisk, wants_sync
+from simulations.store import DiskConfig, SimDisk
+from simulations.world import Ask, Life, World
+from simulations.writer import Writer
 
 EPOCH_US: Final = 1_790_000_000_000_000  # wall time at the start of every run
-PERSIST_MERGE_MAX: Final = 64  # as node/driver.py
-PERSISTS_MAX: Final = 4_096
 DRAIN_US: Final = 3_000_000
 CLOCK_CHECK_US: Final = 1_000_000  # the driver compares its clocks at least this often
-
-
-@dataclass(slots=True, eq=False)
-class Ask:
-    """A command to a node and what became of it."""
-
-    node: int
-    life: int
-    command: object
-    at_us: int
-    result: object = None
-    done: bool = False
-    done_us: int = 0
-
-    @property
-    def ok(self) -> bool:
-        """True once answered, and not with an error."""
-        return self.done and not isinstance(self.result, SwarmError)
-
-
-class Watch(Protocol):
-    """What the checkers see of a host."""
-
-    def on_event(self, host: SimHost, event: object) -> None:
-        """Before a core takes an event."""
-        ...
-
-    def on_effects(self, host: SimHost, effects: list[Effect]) -> None:
-        """After it, before they are carried out."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class World:
-    """What all hosts of a run share."""
-
-    heap: EventHeap
-    network: SimNetwork
-    history: History
-    watch: Watch
-    codec: FrameCodec
-    verify: Verify
-    core: CoreConfig
-    seed: int
-    build_core: Callable[..., NodeCore] = NodeCore
-
-
-@dataclass(slots=True, eq=False)
-class _Life:
-    """What ends with the life of a node."""
-
-    inst: int
-    core: NodeCore
-    transport: SimTransport
-    jobs: EngineJobs
-    timers: dict[TimerKey, tuple[int, int]] = field(default_factory=dict)  # key -> (boot time, ticket)
-    persists: deque[Persist] = field(default_factory=deque)
-    writing: tuple[Persist, ...] = ()
-    held: deque[Callable[[], None]] = field(default_factory=deque)
-    inbox: deque[object] = field(default_factory=deque)
-    stopping: bool = False
 
 
 class SimHost:
@@ -116,7 +67,6 @@ class SimHost:
     Attributes:
         index: its number in the swarm.
         skew_us: how wrong its wall clock is.
-        disk_factor: how much slower than configured its disk is.
         turns: every turn that its engine began, in all lives.
         asleep: the machine is suspended.
     """
@@ -137,14 +87,14 @@ class SimHost:
         self.disk = SimDisk()
         self.engine = engine
         self.skew_us = skew_us
-        self.disk_factor = 1
         self.turns: list[Ran] = []
         self.asleep = False
         self._world = world
         self._disk_config = disk
+        self._disk_factor = 1
         self._rng = stream(world.seed, "host", index)
         self._power_on()
-        self._life: _Life | None = None
+        self._life: Life | None = None
         self._ticket = 0
         self._asks: dict[int, Ask] = {}
 
@@ -194,7 +144,7 @@ class SimHost:
     @property
     def unwritten(self) -> int:
         """Persists that are not answered."""
-        return 0 if self._life is None else len(self._life.persists) + len(self._life.writing)
+        return 0 if self._life is None else self._life.writer.unanswered
 
     @property
     def jobs_in_flight(self) -> int:
@@ -211,7 +161,9 @@ class SimHost:
         rng = stream(world.seed, "core", self.index, inst)
         core = world.build_core(self.member, world.core, rng, store=self.disk, verify=world.verify)
         jobs = EngineJobs(self.engine, world.heap, self.index, self._job_event, self.turns)
-        self._life = _Life(inst, core, transport, jobs)
+        writer = Writer(self.disk, self._disk_config, self._rng, later=self._later, answer=self._post)
+        writer.factor = self._disk_factor
+        self._life = Life(inst, core, transport, jobs, writer)
         transport.open(self._hello)
         self._step(Boot(inst, self.wall_offset_us, clean))
         self._step(ListenAddrs(transport.listen_addrs()))
@@ -223,8 +175,7 @@ class SimHost:
         """The process ends at once; with `power` the machine does, and what was not synced may be lost."""
         life = self._life
         assert life is not None, f"node {self.index} is down"
-        if life.writing and self._rng.random() < 0.5:
-            self._apply(life.writing)
+        life.writer.crash()
         self._end()
         life.transport.kill(power=power)
         life.jobs.kill()
@@ -278,6 +229,12 @@ class SimHost:
         self._asks.clear()
 
     # ---- suspend
+
+    def slow_disk(self, factor: int) -> None:
+        """Writes take so many times their configured time from now on."""
+        self._disk_factor = factor
+        if self._life is not None:
+            self._life.writer.factor = factor
 
     def suspend(self, us: int) -> None:
         """The lid is closed: nothing runs here, the boot clock goes on."""
@@ -357,7 +314,7 @@ class SimHost:
             if self._life is life:
                 self._carry_out(life, effect)
 
-    def _carry_out(self, life: _Life, effect: Effect) -> None:  # noqa: C901, PLR0912 - one branch per effect
+    def _carry_out(self, life: Life, effect: Effect) -> None:
         match effect:
             case Send(peer, lane, frame, ref):
                 if not life.transport.send(peer, lane, self._world.codec.encode(frame)):
@@ -373,7 +330,7 @@ class SimHost:
             case CancelTimer(key):
                 life.timers.pop(key, None)
             case Persist():
-                self._enqueue(life, effect)
+                life.writer.write(effect)
             case StartJob(job, spec):
                 life.jobs.start(job, spec)
             case AbortJob(job):
@@ -395,40 +352,6 @@ class SimHost:
     def _job_event(self, event: object) -> None:
         self._awake(partial(self._step, event))
 
-    # ---- writing
-
-    def _enqueue(self, life: _Life, persist: Persist) -> None:
-        assert len(life.persists) < PERSISTS_MAX, "the disk is too slow: too many writes wait"
-        life.persists.append(persist)
-        if not life.writing:
-            self._write(life)
-
-    def _write(self, life: _Life) -> None:
-        batch = [life.persists.popleft() for _ in range(min(PERSIST_MERGE_MAX, len(life.persists)))]
-        life.writing = tuple(batch)
-        config = self._disk_config
-        wait_us = config.write_us + self._rng.randrange(config.jitter_us + 1)
-        if wants_sync(_rows(life.writing)):
-            wait_us += config.sync_us
-        self._later(self._written, wait_us * self.disk_factor)
-
-    def _apply(self, batch: tuple[Persist, ...]) -> StoreError | None:
-        try:
-            self.disk.apply(_rows(batch))
-        except StoreError as exc:
-            return exc
-        return None
-
-    def _written(self) -> None:
-        life = self._life
-        assert life is not None
-        batch, life.writing = life.writing, ()
-        error = self._apply(batch)
-        for persist in batch:
-            self._post(JobDone(persist.job, None) if error is None else JobFailed(persist.job, error))
-        if life.persists:
-            self._write(life)
-
     # ---- network
 
     def _hello(self, peer: PeerID) -> bytes:
@@ -438,30 +361,15 @@ class SimHost:
     def _on_transport(self, event: TransportEvent) -> None:
         match event:
             case LinkUp(peer, raw):
-                self._step(self._greeting(peer, raw), raw)
+                self._step(self._world.codec.greeting(peer, raw), raw)
             case LinkFrame(peer, lane, raw):
-                try:
-                    taken: object = Received(peer, self._world.codec.decode(raw, lane))
-                except DecodeError as exc:
-                    taken = Misbehaved(peer, exc.message)
-                self._step(taken, raw)
+                self._step(self._world.codec.received(peer, lane, raw), raw)
             case LinkDown(peer, reason):
                 self._step(PeerDown(peer, reason))
             case LinkDialFailed(peer, reason):
                 self._step(DialFailed(peer, reason))
             case LinkWritable(peer):
                 self._step(Writable(peer))
-
-    def _greeting(self, peer: PeerID, raw: bytes) -> object:
-        try:
-            hello = self._world.codec.decode(raw, Lane.CONTROL)
-        except DecodeError as exc:
-            return Misbehaved(peer, exc.message)
-        return PeerUp(peer, hello) if isinstance(hello, Hello) else Misbehaved(peer, "the first frame is not a Hello")
-
-
-def _rows(batch: tuple[Persist, ...]) -> tuple[Row, ...]:
-    return tuple(row for persist in batch for row in persist.rows)
 
 
 def _shown(event: object) -> str:

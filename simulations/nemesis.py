@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final, Literal
 
 from simulations.engine import EngineConfig
-from simulations.network import NetConfig
+from simulations.link import NetConfig
 from simulations.rng import stream
 from simulations.store import DiskConfig
 from simulations.swarm import MINUTE_US, SimSwarm, SwarmConfig
@@ -154,5 +154,3 @@ def random_run(seed: int, base: SwarmConfig | None = None, *, seconds: float = 6
     swarm = SimSwarm(config, seed)
     play(swarm, draw_plan(seed, config.n, seconds, deeds), seconds)
     return swarm
-
-

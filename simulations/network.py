@@ -20,79 +20,30 @@ transport reports is delivered within the network's own entries on the heap, nev
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from node.dialer import usable_addresses
-from protocol.errors import UsageError
-from protocol.peer import Multiaddr, PeerID, PeerInfo
+from protocol.peer import Multiaddr, PeerID
 from protocol.transport import (
-    DIAL_TIMEOUT_S, FRAME_BYTES_MAX, QUEUE_FRAMES_MAX, HelloSource, Lane, LinkDialFailed, LinkDown, LinkFrame,
-    LinkUp, LinkWritable, TransportEvent,
+    DIAL_TIMEOUT_S,
+    QUEUE_FRAMES_MAX,
+    Lane,
+    LinkDown,
+    LinkFrame,
+    LinkUp,
+    LinkWritable,
+    TransportEvent,
 )  # fmt: skip
 from simulations.heap import EventHeap
+from simulations.link import Delivery, End, NetConfig
 from simulations.rng import stream
+from simulations.sim_transport import SimTransport
 
 FLUSH_US: Final = 2_000_000  # for what is queued, when a link is ended on purpose (node/link.py)
 DIAL_LATENCIES: Final = 6  # one-way trips until both Hellos are there: TCP, Noise, Yamux [judgement]
 _PORT: Final = 4001
 _DIAL_TIMEOUT_US: Final = int(DIAL_TIMEOUT_S * 1e6)
-
-
-@dataclass(frozen=True, slots=True)
-class NetConfig:
-    """The world between the nodes; times are one way, in microseconds."""
-
-    latency_min_us: int = 2_000
-    latency_us: int = 20_000  # mean of the exponential part, drawn once per pair
-    jitter_us: int = 5_000  # uniform, per frame
-    loss: float = 0.0  # share of frames that need a retransmission
-    rto_us: int = 200_000  # first retransmission timeout; doubles
-    retries_max: int = 8  # lost so often in a row: the link ends
-    drop: float = 0.0  # share of frames that vanish on a healthy link
-    bytes_per_s: int = 12_500_000
-
-
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """A frame at the moment in which its receiver takes it."""
-
-    source: PeerID
-    target: PeerID
-    lane: Lane
-    sent_us: int
-    at_us: int
-
-
-@dataclass(slots=True)
-class _Pipe:
-    """Frames of one lane on their way in one direction: (arrival, sent, bytes)."""
-
-    frames: deque[tuple[int, int, bytes]] = field(default_factory=deque)
-    last_us: int = 0
-    full: bool = False
-    pumping: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class _End:
-    """One side of a link, with the frames that it has sent."""
-
-    owner: SimTransport
-    peer: PeerID
-    far: _End | None = None
-    pipes: dict[Lane, _Pipe] = field(default_factory=lambda: {lane: _Pipe() for lane in Lane})
-    reason: str | None = None
-    finishing: bool = False
-    fin_us: int = 0
-    gone: bool = False
-
-    @property
-    def drained(self) -> bool:
-        return not any(pipe.frames for pipe in self.pipes.values())
 
 
 class SimNetwork:
@@ -101,7 +52,7 @@ class SimNetwork:
     def __init__(self, heap: EventHeap, config: NetConfig, seed: int) -> None:
         self.heap = heap
         self.config = config
-        self.watch: Callable[[Delivery], None] = lambda delivery: None
+        self.watch: Callable[[Delivery], None] = lambda _: None
         self.counters: dict[str, int] = {}
         self._seed = seed
         self._rng = stream(seed, "network")
@@ -168,7 +119,7 @@ class SimNetwork:
             for end in list(transport.ends.values()):
                 self.heap.after(self.latency_us(end.owner.local_peer, end.peer), partial(self._revive, end))
 
-    def _revive(self, end: _End) -> None:
+    def _revive(self, end: End) -> None:
         far = end.far
         assert far is not None
         if end.gone or not self.reachable(end.owner.local_peer, end.peer):
@@ -230,7 +181,7 @@ class SimNetwork:
         stale = listener.ends.get(dialler.local_peer)
         if stale is not None:
             self.down(stale, "replaced by a newer connection")
-        near, far = _End(dialler, peer), _End(listener, dialler.local_peer)
+        near, far = End(dialler, peer), End(listener, dialler.local_peer)
         near.far, far.far = far, near
         dialler.ends[peer], listener.ends[dialler.local_peer] = near, far
         self.count("links")
@@ -240,7 +191,7 @@ class SimNetwork:
 
     # ---- frames
 
-    def carry(self, end: _End, lane: Lane, frame: bytes) -> None:
+    def carry(self, end: End, lane: Lane, frame: bytes) -> None:
         """A link has taken a frame: decide when it arrives."""
         config, pipe = self.config, end.pipes[lane]
         if config.drop and self._rng.random() < config.drop:
@@ -260,17 +211,17 @@ class SimNetwork:
         pipe.frames.append((arrival, self.heap.now_us, frame))
         self._schedule(end, lane)
 
-    def _schedule(self, end: _End, lane: Lane) -> None:
+    def _schedule(self, end: End, lane: Lane) -> None:
         pipe = end.pipes[lane]
         if pipe.frames and not pipe.pumping:
             pipe.pumping = True
             self.heap.at(pipe.frames[0][0], partial(self._pumped, end, lane))
 
-    def _pumped(self, end: _End, lane: Lane) -> None:
+    def _pumped(self, end: End, lane: Lane) -> None:
         end.pipes[lane].pumping = False
         self.pump(end, lane)
 
-    def pump(self, end: _End, lane: Lane) -> None:
+    def pump(self, end: End, lane: Lane) -> None:
         """Deliver the next frame of a lane if it is there and the way is free; else wait to be woken."""
         far, pipe = end.far, end.pipes[lane]
         assert far is not None
@@ -299,7 +250,7 @@ class SimNetwork:
 
     # ---- the end of a link
 
-    def finish(self, end: _End, reason: str) -> None:
+    def finish(self, end: End, reason: str) -> None:
         """End a link on purpose: send what is queued, at most FLUSH_US long."""
         end.finishing, end.reason = True, end.reason or reason
         fin_us = self.heap.now_us + self.latency_us(end.owner.local_peer, end.peer)
@@ -307,7 +258,7 @@ class SimNetwork:
         self.heap.at(end.fin_us, partial(self.closed, end))
         self.heap.after(FLUSH_US, partial(self.down, end, reason))
 
-    def closed(self, end: _End) -> None:
+    def closed(self, end: End) -> None:
         """If a side has finished, and everything before the end of its stream was taken, the other side ends."""
         far = end.far
         assert far is not None
@@ -318,10 +269,10 @@ class SimNetwork:
         if self.reachable(end.owner.local_peer, end.peer):
             self.down(far, "closed by the peer")
 
-    def _reset(self, end: _End) -> None:
+    def _reset(self, end: End) -> None:
         self.down(end, "connection reset")
 
-    def down(self, end: _End, reason: str) -> None:
+    def down(self, end: End, reason: str) -> None:
         """One side of a link is over; the other learns of it if a packet gets there."""
         if end.gone:
             return
@@ -331,177 +282,9 @@ class SimNetwork:
         self._tell_far(end)
         end.owner.emit(LinkDown(end.peer, end.reason or reason))
 
-    def _tell_far(self, end: _End) -> None:
+    def _tell_far(self, end: End) -> None:
         far = end.far
         assert far is not None
         if not far.gone and self.reachable(end.owner.local_peer, end.peer):
             wait_us = self.latency_us(end.owner.local_peer, end.peer)
             self.heap.after(wait_us, partial(self.down, far, "closed by the peer"))
-
-
-class SimTransport:
-    """One life's transport in a SimNetwork; `emit` takes the place of the iterator of events.
-
-    Attributes:
-        paused: its owner takes no events; frames stay with their senders, other events wait here.
-        ends: links by peer; the network's business.
-    """
-
-    def __init__(
-        self, network: SimNetwork, peer: PeerID, emit: Callable[[TransportEvent], None], key: bytes | None
-    ) -> None:
-        self.swarm_key = key
-        self.paused = False
-        self.ends: dict[PeerID, _End] = {}
-        self._network = network
-        self._peer = peer
-        self._emit = emit
-        self._held: deque[TransportEvent] = deque()
-        self._hello: HelloSource | None = None
-        self._addr: Multiaddr | None = None
-        self._open = False
-        self._killed = False
-        self._dials: dict[PeerID, int] = {}
-        self._dial_count = 0
-
-    @property
-    def local_peer(self) -> PeerID:
-        """See Transport."""
-        return self._peer
-
-    def listen_addrs(self) -> tuple[str, ...]:
-        """See Transport. Empty before `open`."""
-        return (str(self._addr),) if self._addr is not None else ()
-
-    def open(self, hello: HelloSource) -> None:
-        """Serve from now on; `hello(peer)` gives the local first frame for each new link.
-
-        Raises:
-            UsageError: this object has run before.
-        """
-        if self._hello is not None:
-            raise UsageError("a transport runs once; build a new one")
-        self._hello, self._open = hello, True
-        self._addr = self._network.listen(self)
-
-    def close(self) -> None:
-        """Stop in order: take no more dials, end every link after what is queued."""
-        self._open = False
-        self._dials.clear()
-        self._network.unlisten(self)
-        for peer in list(self.ends):
-            self.disconnect(peer, "node stops")
-
-    def kill(self, *, power: bool = False) -> None:
-        """The process, or its whole host, is gone."""
-        self._open, self._killed = False, True
-        self._held.clear()
-        self._dials.clear()
-        self._network.silence(self, power=power)
-
-    @property
-    def idle(self) -> bool:
-        """True when no link is left."""
-        return not self.ends
-
-    # ---- the seam
-
-    def send(self, peer: PeerID, lane: Lane, frame: bytes) -> bool:
-        """See Transport."""
-        end = self.ends.get(peer)
-        if end is None or end.finishing:
-            self._network.count("send_no_link")
-            return False
-        if not 0 < len(frame) <= FRAME_BYTES_MAX[lane]:
-            self._network.count("send_oversize")
-            return False
-        pipe = end.pipes[lane]
-        if len(pipe.frames) >= QUEUE_FRAMES_MAX:
-            pipe.full = True
-            self._network.count("send_full")
-            return False
-        self._network.carry(end, lane, frame)
-        return True
-
-    def connect(self, info: PeerInfo) -> None:
-        """See Transport. Nothing for our own PeerID, and nothing unless open."""
-        if not self._open or info.peer == self._peer or info.peer in self.ends or info.peer in self._dials:
-            return
-        self._dial_count += 1
-        self._dials[info.peer] = self._dial_count
-        usable, reasons = usable_addresses(info, lambda addr: addr == self._addr)
-        self._dial(info.peer, self._dial_count, usable, reasons)
-
-    def disconnect(self, peer: PeerID, reason: str) -> None:
-        """See Transport."""
-        if self._dials.pop(peer, None) is not None:
-            self._network.heap.after(0, partial(self._give_up, peer, "given up"))
-        end = self.ends.get(peer)
-        if end is not None and not end.finishing:
-            self._network.finish(end, reason)
-
-    # ---- for the network
-
-    def emit(self, event: TransportEvent) -> None:
-        """Report an event to the owner."""
-        if self.paused:
-            self._held.append(event)
-        elif not self._killed:
-            self._emit(event)
-
-    def hello_for(self, peer: PeerID) -> bytes | None:
-        """The local Hello for a new link, or None when its source raises: that link's end (P1)."""
-        assert self._hello is not None
-        try:
-            return self._hello(peer)
-        except Exception:  # noqa: BLE001 - the guard (P1): a raising Hello source costs one link
-            self._network.count("handler_errors")
-            return None
-
-    def pause(self) -> None:
-        """Take no more events."""
-        self.paused = True
-
-    def resume(self) -> None:
-        """Take what was held back, then everything else."""
-        self.paused = False
-        while self._held and not self.paused:
-            self._emit(self._held.popleft())
-        for end in list(self.ends.values()):
-            if end.far is not None:
-                for lane in Lane:
-                    self._network.pump(end.far, lane)
-                self._network.closed(end.far)
-
-    # ---- dialling
-
-    def _dial(self, peer: PeerID, token: int, addrs: list[Multiaddr], reasons: list[str]) -> None:
-        if not addrs:
-            self._network.heap.after(0, partial(self._dial_over, peer, token, "; ".join(reasons) or "no address known"))
-            return
-        wait_us, answered = self._network.answer(self, peer, addrs[0])
-        self._network.heap.after(wait_us, partial(self._answered, peer, token, addrs, reasons, answered=answered))
-
-    def _answered(
-        self, peer: PeerID, token: int, addrs: list[Multiaddr], reasons: list[str], *, answered: bool
-    ) -> None:
-        if self._dials.get(peer) != token:
-            return
-        if peer in self.ends:  # the peer's own dial was quicker
-            del self._dials[peer]
-            return
-        refusal = self._network.link(self, peer, addrs[0]) if answered else "connection refused or timed out"
-        if refusal is None:
-            del self._dials[peer]
-            return
-        self._dial(peer, token, addrs[1:], [*reasons, f"{addrs[0]}: {refusal}"])
-
-    def _dial_over(self, peer: PeerID, token: int, reason: str) -> None:
-        if self._dials.get(peer) == token:
-            del self._dials[peer]
-            self._give_up(peer, reason)
-
-    def _give_up(self, peer: PeerID, reason: str) -> None:
-        if peer not in self.ends and self._open:
-            self._network.count("dials_failed")
-            self.emit(LinkDialFailed(peer, reason))

@@ -22,4 +22,4 @@ def derive(seed: int, *label: object) -> bytes:
 
 def stream(seed: int, *label: object) -> random.Random:
     """The stream of a seed and a label."""
-    return random.Random(int.from_bytes(derive(seed, *label), "big"))  # noqa: S311 - simulated chance, no secret
+    return random.Random(int.from_bytes(derive(seed, *label), "big"))

@@ -36,10 +36,12 @@ from simulations.codec import Crypto, FrameCodec, RoundTrip, Wire, verifier
 from simulations.engine import ENCODER, Behaviour, EngineConfig, ScriptedEngine, always_answer
 from simulations.heap import EventHeap
 from simulations.history import History
-from simulations.host import EPOCH_US, Ask, SimHost, World
-from simulations.network import Delivery, NetConfig, SimNetwork
+from simulations.host import EPOCH_US, SimHost
+from simulations.link import Delivery, NetConfig
+from simulations.network import SimNetwork
 from simulations.rng import derive, stream
 from simulations.store import DiskConfig
+from simulations.world import Ask, World
 
 SECOND_US: Final = 1_000_000
 MINUTE_US: Final = 60 * SECOND_US
@@ -115,7 +117,9 @@ class SimSwarm:
     def _host(self, index: int, key: KeyPair, addrs: list[str], world: World) -> SimHost:
         config = self.config
         now_ms = EPOCH_US // 1_000
-        chain = (issue(self.user, self.genesis.swarm_id, key.public, (MEMBER,), (now_ms - DAY_MS, now_ms + 30 * DAY_MS)),)
+        chain = (
+            issue(self.user, self.genesis.swarm_id, key.public, (MEMBER,), (now_ms - DAY_MS, now_ms + 30 * DAY_MS)),
+        )
         member = Membership(key, self.user, self.genesis, chain, tuple(addrs[: config.bootstrap]))
         engine = ScriptedEngine(config.engine, self.seed, config.dim)
         skew_us = config.skews_us[index] if index < len(config.skews_us) else 0
@@ -159,12 +163,12 @@ class SimSwarm:
     def slow_disk(self, node: int, factor: int) -> None:
         """A disk takes so many times its configured time from now on."""
         self.history.nemesis(self.heap.now_us, "slow_disk", f"{node} {factor}")
-        self.hosts[node].disk_factor = factor
+        self.hosts[node].slow_disk(factor)
 
     def script(self, node: int, behaviour: Behaviour) -> None:
         """What a node's engine does with the turns that it is given from now on."""
         self.history.nemesis(self.heap.now_us, "script", f"{node} {behaviour}")
-        self.hosts[node].engine.script = lambda spec: behaviour
+        self.hosts[node].engine.script = lambda _: behaviour
 
     def stop(self, node: int) -> None:
         """The operator stops a node."""
@@ -280,8 +284,7 @@ class SimSwarm:
     def linked(self) -> bool:
         """True when every node is up and linked to every other, and knows what each offers."""
         full = len(self.hosts) - 1
-        ready = all(h.up and len(h.core.links.linked) == full and len(h.core.kernel.offers()) > full for h in self.hosts)
-        return ready
+        return all(h.up and len(h.core.links.linked) == full and len(h.core.kernel.offers()) > full for h in self.hosts)
 
     def settle(self, limit_s: float = SETTLE_S) -> None:
         """The liveness phase: no more faults, everybody back, until the swarm is quiet; then the end checks.
@@ -293,7 +296,7 @@ class SimSwarm:
             self.heal()
         for host in self.hosts:
             host.disk.broken = False
-            host.disk_factor = 1
+            host.slow_disk(1)
             host.engine.script = always_answer
             if not host.up:
                 self.restart(host.index)
@@ -357,9 +360,17 @@ class SimSwarm:
             checker.on_delivery(delivery)
 
     def report(self, what: str) -> str:
-        """A failure with all that replays it: the seed, what was done, the last steps, the tasks as each node sees them."""
-        deeds = [f"  {row.t_us / SECOND_US:10.3f} {row.node} {row.f} {row.type} {row.value[:160]}" for row in self.history.rows]
-        lines = [what, f"replay: seed {self.seed}, {self.config.n} nodes, digest {self.history.digest()}", "deeds:", *deeds]
+        """A failure with all that replays it: the seed, what was done, how each node sees the tasks, the last steps."""
+        deeds = [
+            f"  {row.t_us / SECOND_US:10.3f} {row.node} {row.f} {row.type} {row.value[:160]}"
+            for row in self.history.rows
+        ]
+        lines = [
+            what,
+            f"replay: seed {self.seed}, {self.config.n} nodes, digest {self.history.digest()}",
+            "deeds:",
+            *deeds,
+        ]
         lines += ["tasks:", *self._task_lines(), "last steps:", *(f"  {line}" for line in self.history.tail())]
         return "\n".join(lines)
 
@@ -377,5 +388,3 @@ class SimSwarm:
                     f"run {task.run.stage if task.run else None}, epoch {claim.e if claim else None}, "
                     f"state {fold.state_digest().hex()[:8]}"
                 )
-
-

@@ -13,7 +13,7 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, TypeVar
 
 from gossip.config import GossipConfig
@@ -69,7 +69,7 @@ def seconds(amount: float) -> int:
     return int(amount * 1_000_000)
 
 
-@lru_cache(maxsize=None)
+@cache
 def chain_of(keys: KeyPair, nbf_ms: int = NOW_MS - 86_400_000) -> tuple[bytes, ...]:
     """A certificate chain of one link."""
     return (issue(ADMIN, GENESIS.swarm_id, keys.public, (MEMBER,), (nbf_ms, nbf_ms + CERT_LIFE_MS_MAX)),)
@@ -83,6 +83,18 @@ def hello(keys: KeyPair, **changes: Any) -> Hello:
         "roles": (MEMBER,), "listen_addrs": (), "features": (), **changes,
     }  # fmt: skip
     return Hello(**fields)
+
+
+Loss = Callable[[str, str, Frame], bool]  # (source, target, frame)
+
+
+def losing(*kinds: type[Any], source: str | None = None) -> Loss:
+    """Loses frames of these kinds, or all of one node if none is named."""
+    return lambda who, _target, frame: (not kinds or isinstance(frame, kinds)) and source in (None, who)
+
+
+def losing_nothing(_source: str, _target: str, _frame: Frame) -> bool:
+    return False
 
 
 class MemoryStore:
@@ -129,7 +141,7 @@ class MemoryStore:
     def receipts(self, op_id: bytes) -> list[tuple[bytes, int]]:
         return sorted({(row.holder, row.level) for row in self.receipt_rows if row.op_id == op_id})
 
-    def seal_vote(self, space: bytes) -> bytes | None:
+    def seal_vote(self, _space: bytes) -> bytes | None:
         return None
 
     def holds(self, op_id: bytes) -> bool:
@@ -195,6 +207,12 @@ class Node:
         return log.digest() if log is not None else None
 
 
+@dataclass(frozen=True, slots=True)
+class _Arrival:
+    source: str
+    frame: Frame
+
+
 @dataclass(slots=True)
 class World:
     """The network, the disks and the clock."""
@@ -202,8 +220,9 @@ class World:
     config: GossipConfig = field(default_factory=GossipConfig)
     now_us: int = 0
     nodes: dict[str, Node] = field(default_factory=dict)
-    cut: Callable[[str, str, Frame], bool] = lambda source, target, frame: False
-    full: Callable[[str, str, Frame], bool] = lambda source, target, frame: False
+    cut: Loss = losing_nothing
+    full: Loss = losing_nothing
+    idle: frozenset[str] = frozenset()  # machines whose timers never fire, for runs of hours
     hold_writes: set[str] = field(default_factory=set)
     held: list[tuple[str, Persist]] = field(default_factory=list)
     sent: list[tuple[str, str, Frame]] = field(default_factory=list)
@@ -292,7 +311,7 @@ class World:
                 case Persist(job, rows):
                     self.nodes[name].store.apply(rows)
                     self.tell(name, JobDone(job, None))
-                case (str(source), frame):
+                case _Arrival(source, frame):
                     if (source, name) in self.links:
                         self.tell(name, Received(self.nodes[source].me, frame))
                 case SendDropped():
@@ -338,8 +357,8 @@ class World:
                     if self.cut(name, target, frame):
                         continue
                     self.sent.append((name, target, frame))
-                    self._at(self.now_us + LATENCY_US, target, (name, decode_frame(raw, lane)))
-                case SetTimer(key, at_us):
+                    self._at(self.now_us + LATENCY_US, target, _Arrival(name, decode_frame(raw, lane)))
+                case SetTimer(key, at_us) if key.machine not in self.idle:
                     self._timers[name, key] = at_us
                     self._at(at_us, name, key)
                 case Persist():
@@ -347,6 +366,8 @@ class World:
                         self.held.append((name, effect))
                     else:
                         self._at(self.now_us + PERSIST_US, name, effect)
+                case SetTimer():
+                    pass
                 case Dial():
                     self.dials.append((name, effect))
                 case Hangup(peer, reason):

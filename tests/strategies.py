@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ def case_lines(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
 
 
-@lru_cache(maxsize=None)
+@cache
 def keypair(name: str) -> KeyPair:
     """A key that has the same bytes in every run."""
     return KeyPair(hashlib.sha256(f"key of {name}".encode()).digest())
@@ -39,7 +39,7 @@ def sized(size: int) -> st.SearchStrategy[bytes]:
 
 def texts(chars_max: int = 20) -> st.SearchStrategy[str]:
     """Text that UTF-8 can carry."""
-    return st.text(st.characters(exclude_categories=("Cs",)), max_size=chars_max)
+    return st.text(st.characters(exclude_categories=["Cs"]), max_size=chars_max)
 
 
 def tuples_of(item: st.SearchStrategy[Any], least: int = 0, most: int = 3) -> st.SearchStrategy[tuple[Any, ...]]:

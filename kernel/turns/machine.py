@@ -28,6 +28,7 @@ from protocol.identity import h64
 from protocol.machine import AbortJob, CancelTimer, Count, Effect, JobIds, SetTimer, StartJob, TimerKey
 from protocol.op import Op
 from protocol.records import (
+    NAME_CHARS_MAX,
     Claim,
     Done,
     Next,
@@ -259,7 +260,7 @@ class Turns:
         run = task.run
         assert run is not None
         run.job, run.result, run.used, run.stage = None, result, result.used, "writing"
-        nxt = self._next(task)
+        nxt, mine = self._next(task), self._world()[0].get(self._me)
         unit = Unit(
             claim=run.claim,
             agent=nxt.agent,
@@ -271,6 +272,8 @@ class Turns:
             emb=result.emb,
             encoder=result.encoder,
             verdict=result.verdict,
+            model=result.model[:NAME_CHARS_MAX],
+            quality=mine.quality if mine is not None else "",
             context=tuple((unit_id, tokens) for unit_id, tokens, _ in result.receipt.given),
         )
         op, effects = self._append(task, unit, (run.claim,), now_us)

@@ -40,6 +40,8 @@ def turn_lines(turn: Json) -> list[str]:
     who = f"{one_line(str(turn['role'] or '-'))} at {short_id(turn['peer'])}"
     how = f"{one_line(str(turn['outcome']))}, epoch {turn['epoch']}, {turn['finality']}"
     lines = [f"  step {turn['step']} {who}: {how}, {turn['tokens']} tokens, {turn['ms']} ms"]
+    if turn["model"]:
+        lines.append(f"      model {one_line(str(turn['model']))}, quality {one_line(str(turn['quality'] or '-'))}")
     if turn["summary"]:
         lines += indented(one_line(str(turn["summary"]), 200), "      ")
     if turn["verdict"]:

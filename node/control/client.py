@@ -10,7 +10,7 @@ back up to `RECONNECTS_MAX` times in a row, reading address and token anew, and 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from typing import Final, Self, cast
 from urllib.parse import quote
@@ -155,10 +155,17 @@ async def _events(profile: Profile, task: str) -> AsyncGenerator[Json, None]:
         ):
             if response.status_code >= 400:
                 raise error_of(response.status_code, await response.aread())
-            async for name, data in _sse(response.aiter_bytes()):
-                if name == "error":
-                    raise error_of(500, data)
-                yield _object(data)
+            # Read to its own end, which comes right after an error or an ended task: a stream that is left in the
+            # middle leaves the generators of the HTTP library half done.
+            events, refused = _Events(), b""
+            async for chunk in response.aiter_bytes():
+                for name, data in events.feed(chunk):
+                    if name == "error":
+                        refused = data
+                    else:
+                        yield _object(data)
+            if refused:
+                raise error_of(500, refused)
 
 
 async def watch(profile: Profile, task: str, on_gap: OnGap) -> AsyncGenerator[Json, None]:
@@ -169,17 +176,19 @@ async def watch(profile: Profile, task: str, on_gap: OnGap) -> AsyncGenerator[Js
         SwarmError: what the node says.
     """
     lost = 0
-    seen = False
+    seen = ended = False
     while True:
         try:
             async with aclosing(_events(profile, task)) as views:
                 async for view in views:
                     yield view
-                    lost, seen = 0, True
-                    if view["status"] not in ENDLESS:
-                        return
+                    lost, seen, ended = 0, True, view["status"] not in ENDLESS
+            if ended:
+                return
             problem = "the node stopped the stream"
         except DaemonUnreachable as exc:
+            if ended:
+                return
             if not seen:
                 raise
             problem = exc.message
@@ -242,14 +251,21 @@ def _translated() -> Iterator[None]:
         raise DaemonUnreachable(f"the daemon broke the connection off: {str(exc) or type(exc).__name__}") from exc
 
 
-async def _sse(chunks: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, bytes]]:
-    """(event, data) of each server-sent event, one data line each; comments are passed over."""
-    held = b""
-    async for chunk in chunks:
-        held += chunk
-        if len(held) > EVENT_BYTES_MAX:
+class _Events:
+    """Cuts bytes into server-sent events of one data line each; comments are passed over."""
+
+    def __init__(self) -> None:
+        self._held = b""
+
+    def feed(self, chunk: bytes) -> Iterator[tuple[str, bytes]]:
+        """(event, data) of each event that is complete now.
+
+        Raises:
+            DaemonUnreachable: one is larger than any of ours.
+        """
+        *blocks, self._held = (self._held + chunk).split(b"\n\n")
+        if len(self._held) > EVENT_BYTES_MAX:
             raise DaemonUnreachable(f"an event is over {EVENT_BYTES_MAX} bytes")
-        *blocks, held = held.split(b"\n\n")
         for block in blocks:
             fields = dict(line.split(b": ", 1) for line in block.split(b"\n") if b": " in line)
             if b"data" in fields:

@@ -16,7 +16,7 @@ from protocol.identity import KeyPair
 from protocol.machine import Persist, Received, Stopping, TimerFired, TimerKey, Writable
 from protocol.messages import RECORDS_MAX, Records
 from protocol.peer import PeerID
-from tests.gossip_world import NOW_MS, MemoryStore, Node, World, hello, seconds, verify
+from tests.gossip_world import NOW_MS, MemoryStore, Node, World, hello, losing, losing_nothing, seconds, verify
 from tests.strategies import case_lines, keypair
 
 AUTHOR = keypair("author")
@@ -278,7 +278,7 @@ def test_an_expired_record_is_told_once_leaves_the_disk_and_does_not_come_back()
 
 
 def test_own_records_are_signed_anew_before_they_expire() -> None:
-    world = World(SLOW)
+    world = World(SLOW, idle=frozenset({"repair"}))
     world.add("A")
     world.add("B")
     world.link("A", "B")
@@ -290,7 +290,7 @@ def test_own_records_are_signed_anew_before_they_expire() -> None:
 
 def test_the_record_of_a_node_that_died_is_gone_everywhere_after_its_time() -> None:
     """Case D2."""
-    world = World(SLOW)
+    world = World(SLOW, idle=frozenset({"repair"}))
     for name in "ABC":
         world.add(name)
     for a, b in ("AB", "BC", "CA"):
@@ -334,7 +334,7 @@ def test_a_new_record_wins_although_the_database_was_lost_or_the_clock_fell_back
 
 
 def test_a_withdrawal_ends_the_record_and_it_does_not_come_back() -> None:
-    world = World(SLOW)
+    world = World(SLOW, idle=frozenset({"repair"}))
     world.add("A")
     world.add("B")
     world.link("A", "B")
@@ -412,7 +412,7 @@ def test_a_new_life_does_not_go_on_offering_what_only_the_last_one_offered() -> 
     store.apply(
         tuple(row for effect in publish(here.node, agent("x")) if isinstance(effect, Persist) for row in effect.rows)
     )
-    world = World(SLOW)
+    world = World(SLOW, idle=frozenset({"repair"}))
     world.add("node", store=store, inst=2)
     world.add("B")
     world.link("node", "B")
@@ -457,10 +457,10 @@ def test_a_link_that_dropped_records_gets_them_when_it_has_room() -> None:
     world.add("B")
     world.link("A", "B")
     world.run(seconds(1))
-    world.full = lambda source, target, frame: isinstance(frame, Records)
+    world.full = losing(Records)
     world.tell("A", Publish(agent()))
     world.run(seconds(1))
-    world.full = lambda source, target, frame: False
+    world.full = losing_nothing
     world.tell("A", Writable(world.nodes["B"].me))
     world.run(seconds(60))
     assert world.nodes["B"].records.live(world.now_us) != []

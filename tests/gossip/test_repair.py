@@ -38,6 +38,7 @@ from tests.gossip_world import (
     SPACE,
     World,
     chain_by,
+    losing,
     op_by,
     seconds,
     unit,
@@ -177,7 +178,7 @@ def test_what_pushing_lost_comes_with_the_next_exchange() -> None:
     world = two()
     world.link("A", "B")
     world.run(seconds(0.1))
-    world.cut = lambda source, target, frame: isinstance(frame, OpBatch)
+    world.cut = losing(OpBatch)
     world.write("A", unit("lost on the way"))
     world.run(seconds(1))
     assert world.nodes["B"].digest() is None
@@ -203,7 +204,7 @@ def test_a_lost_frame_only_delays(frame: type[Any]) -> None:
     feed(world, "A", chain_by(keypair("C"), 30))
     lost: list[object] = []
 
-    def cut(source: str, target: str, sent: object) -> bool:
+    def cut(_source: str, _target: str, sent: object) -> bool:
         if isinstance(sent, frame) and not lost:
             lost.append(sent)
             return True
@@ -297,7 +298,7 @@ def test_a_list_of_spaces_in_several_frames_does_not_make_the_own_head_certain_t
     feed(world, "B", [op_by(keypair("C"), 0, None, space=n.to_bytes(16, "big")) for n in range(1, DIGESTS_MAX + 20)])
     node = world.add("A", store=backup, inst=2, clean=False)
     # the answer to A's question is slow: every Heads of B is lost at first
-    world.cut = lambda source, target, frame: source == "B" and isinstance(frame, Heads)
+    world.cut = losing(Heads, source="B")
     world.link("A", "B")
     world.run(seconds(1))
     assert not node.replication.writable(bytes(16))
@@ -315,7 +316,7 @@ class Alone:
         self.world.link("A", "B")
         self.world.run(seconds(0.1))
         self.b = PeerID(keypair("B").public)
-        self.world.cut = lambda source, target, frame: source == "B"  # the real B is silenced
+        self.world.cut = losing(source="B")  # the test speaks for B
         self.world.sent.clear()
 
     def give(self, frame: Any) -> None:

@@ -39,6 +39,17 @@ def test_two_smallest_at_the_fork_prove_it_in_any_order() -> None:
     assert set(next(iter(ends))[1]) == {JOIN.id, *sorted(o.id for o in (chain[1], *twins))[:2]}
 
 
+def test_the_smallest_forked_seq_is_the_burn() -> None:
+    chain, twins = burnt(4)
+    high = op("A", Seen(), chain[2], hlc=stamp(900))
+    for order in ((high, twins[0]), (twins[0], high)):
+        log = log_of(*chain, *order)
+        assert {o.id for o in log.kept()} == {JOIN.id, chain[1].id, twins[0].id}
+        pair = log.fork_of(JOIN.author)
+        assert pair is not None
+        assert {o.seq for o in pair} == {1}
+
+
 def test_what_a_kept_op_refers_to_comes_back_without_a_refold() -> None:
     chain, twins = burnt()
     log = log_of(*chain, twins[0], OTHER)

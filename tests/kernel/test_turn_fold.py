@@ -265,6 +265,30 @@ def test_a_sealed_done_wins_over_votes_and_holders_alone_seal() -> None:
     assert fold.finality(h.id("a")) == "tentative"
 
 
+def test_a_sealed_done_stands_though_its_author_burns() -> None:
+    h = History()
+    h.turn("m", "M", "open")
+    for x in "BCD":
+        h.seal(f"s{x}", x, "m")
+    h.put("seen", "A", Seen(), deps=["sB", "sC", "sD"])
+    h.unit("twin", "M", prev="jM", deps=["open"])
+    assert h.fold(without=["sD", "seen"]).chain == ()
+    fold = h.fold()
+    assert fold.chain == (h.id("m"),)
+    assert done(h, fold, "m").valid
+    assert fold.tally(h.id("m")) == 0
+
+
+def test_f_faulty_holders_do_not_make_a_seal() -> None:
+    h = History(terms={"f": 1})
+    h.turn("a", "A", "open")
+    for x in "BCD":
+        h.seal(f"s{x}", x, "a")
+    assert h.fold().finality(h.id("a")) == "tentative"
+    h.seal("sE", "E", "a")
+    assert h.fold().finality(h.id("a")) == "sealed"
+
+
 @pytest.mark.parametrize("outcome", ["answer", "no_capable_agent", "deadline", "loop", "held", "policy_denied"])
 def test_nothing_continues_an_end(outcome: str) -> None:
     h = History()

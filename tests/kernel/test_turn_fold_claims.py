@@ -61,6 +61,41 @@ def test_a_first_epoch_names_no_earlier_claim_and_a_later_one_the_one_before() -
     assert [c.id for c in fold.claims_on(h.root)] == [h.id("a"), h.id("next")]
 
 
+def test_a_later_epoch_follows_a_claim_on_the_same_parent() -> None:
+    h = History()
+    h.turn("a1", "A", "open")
+    h.claim("b", "B", "a1", e=1, after="a1.c", at=10**6)
+    assert not claim(h, h.fold(), "b").ok
+
+
+def test_e_rises_above_all_earlier_claims_and_not_only_the_last() -> None:
+    h = History()
+    h.claim("m0", "M", "open")
+    h.claim("m1", "M", "open", e=1, after="m0", at=1_000)
+    h.claim("low", "M", "open", at=1_001)
+    h.claim("again", "M", "open", e=1, after="m0", at=1_002)
+    fold = h.fold()
+    assert [claim(h, fold, n).ok for n in ("m0", "m1", "low", "again")] == [True, True, False, False]
+
+
+def test_a_repeated_claim_keeps_its_own_author_out() -> None:
+    h = History()
+    h.claim("m0", "M", "open")
+    h.claim("m1", "M", "open", e=1, after="m0", at=1_000)
+    h.claim("m2", "M", "open", e=2, after="m1", at=1_001)
+    h.claim("b2", "B", "open", e=2, after="m1", at=1_001)
+    fold = h.fold()
+    assert [claim(h, fold, n).ok for n in ("m2", "b2")] == [False, True]
+
+
+def test_each_branch_of_a_forked_author_has_its_own_first_claim() -> None:
+    h = History()
+    h.claim("left", "M", "open")
+    h.claim("right", "M", "open", prev="jM")
+    fold = h.fold()
+    assert [(claim(h, fold, n).ok, claim(h, fold, n).repeat) for n in ("left", "right")] == [(True, False)] * 2
+
+
 def test_a_taker_stamps_end_plus_eps_and_not_before() -> None:
     for early, ok in ((1, False), (0, True)):
         h = History()
@@ -96,6 +131,15 @@ def test_a_renew_after_the_end_or_by_somebody_else_moves_nothing() -> None:
     h.claim("b", "C", "open", e=1, after="a", ended="foreign", at=start + 1000)
     h.claim("c", "D", "open", e=1, after="a", ended="late", at=start + LEASE + EPS)
     assert [claim(h, h.fold(), n).ok for n in ("b", "c")] == [False, True]
+
+
+def test_a_renew_of_another_claim_is_no_end() -> None:
+    h = History()
+    h.claim("a", "A", "open")
+    h.claim("a2", "A", "open", e=1, after="a", at=1_000)
+    h.renew("r", "A", "a2")
+    h.claim("b", "B", "open", e=1, after="a", ended="r", at=10**6)
+    assert not claim(h, h.fold(), "b").ok
 
 
 def test_a_release_frees_at_once_and_other_words_do_not() -> None:

@@ -16,6 +16,7 @@ from kernel.engine import Capabilities, Completion, EngineUnavailable, OnText, R
 from node import swarm
 from node.clock import BootClock
 from node.config import Config, load_config
+from node.control.memory import verify_running
 from node.keystore import Keystore
 from node.life import begin_life
 from node.node import Node, Parts, load_member, rebuilt_digests
@@ -126,7 +127,8 @@ async def test_an_engine_that_comes_goes_and_returns_is_offered_withdrawn_and_of
         assert (await node.status())["offer"] is None  # the node is up long before its engine
         for up in (True, False, True):
             parrot.up = up
-            status = await offer_is(node, there=up)
+            await offer_is(node, there=up)
+        status = await node.status()
         assert status["engine"] == {
             "kind": "embedded",
             "state": "up",
@@ -185,8 +187,9 @@ async def test_a_task_is_answered_and_its_memory_verifies(profile: Profile) -> N
         view = await ended(node, str(line["task"]))
         assert view["status"] == "answer"
         assert "noon" in str(view["answer"]).lower()
-        assert (await node.verify()).ok
-        assert await node.rebuilt_digests() == await node.ask(MemoryDigests())
+        report = await verify_running(node)
+        assert (report["ok"], report["differing"], report["changing"]) == (True, [], [])
+        assert report["digests"] == await node.ask(MemoryDigests())
 
 
 async def ended(node: Node, task: str) -> dict[str, object]:

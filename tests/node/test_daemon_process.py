@@ -72,7 +72,7 @@ class Daemon:
         """Whether the last life is marked as ended in order."""
         with closing(sqlite3.connect(f"{self.profile.database.as_uri()}?mode=ro", uri=True)) as connection:
             meta = dict(connection.execute("SELECT key, value FROM meta").fetchall())
-        return meta.get("life.clean") == meta["life.inst"]
+        return bool(meta.get("life.clean") == meta["life.inst"])
 
     def end(self) -> None:
         """Nothing of it stays."""

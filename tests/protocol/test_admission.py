@@ -98,7 +98,8 @@ def test_any_value_is_no_genesis(value: Any) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"admins": ()}, {"mode": "public"}, {"name": ""}, {"encoder": {"dim": 0}}, {"created_ms": -1}, {"creator": b""}, {"derive_ver": True}],
+    [{"admins": ()}, {"mode": "public"}, {"name": ""}, {"encoder": {"dim": 0}}, {"created_ms": -1}, {"creator": b""},
+     {"derive_ver": True}],
     ids=str,
 )  # fmt: skip
 def test_a_signed_genesis_with_an_impossible_field_is_refused(changes: dict[str, Any]) -> None:
@@ -263,9 +264,10 @@ def test_damaged_ticket_text_raises_nothing_but_config_error(noise: str, start: 
     word = ticket().text()
     for text in (TICKET_PREFIX + noise, word[:start] + noise + word[end:]):
         try:
-            assert Ticket.parse(text) == ticket()
-        except ConfigError as refused:
-            assert refused.hint
+            parsed = Ticket.parse(text)
+        except ConfigError:
+            continue
+        assert parsed == ticket()
 
 
 @given(values)

@@ -197,7 +197,9 @@ def test_s1_a_record_holds_over_the_exact_bytes_only(line: int) -> None:
 
 def test_s1_no_second_encoding_of_a_record_is_taken() -> None:
     wire = signed()
-    body, sig = decode(wire, bytes_max=1 << 16)  # type: ignore[misc]
+    outer = decode(wire, bytes_max=1 << 16)
+    assert isinstance(outer, tuple)
+    body, sig = outer
     assert isinstance(body, bytes)
     fields = decode(body, bytes_max=1 << 16)
     assert isinstance(fields, tuple)

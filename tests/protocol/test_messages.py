@@ -91,7 +91,7 @@ def test_a_damaged_frame_is_another_frame_or_refused(frame: Any, data: st.DataOb
     assert m.encode_frame(again) == raw
 
 
-@pytest.mark.parametrize("raw", [encode(value) for value in ((), None, {}, (True,), ("x",), (0,), (17, 1), (255,))])
+@pytest.mark.parametrize("raw", [*map(encode, ((), None, {}, (True,), ("x",), (0,), (17, 1), (255,)))])
 def test_what_does_not_start_with_a_known_kind_is_refused(raw: bytes) -> None:
     for lane in Lane:
         with pytest.raises(DecodeError):

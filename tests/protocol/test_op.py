@@ -34,7 +34,10 @@ SPACE = b"s" * 16
 positions = st.builds(
     Position, space=sized(16), inst=st.integers(0, 2**32 - 1), seq=st.integers(1, 2**63 - 1), prev=ids,
     deps=tuples_of(ids, 0, DEPS_MAX), hlc=st.integers(0, HLC_MAX),
-) | st.builds(Position, space=sized(16), inst=st.just(1), seq=st.just(0), prev=st.none(), deps=st.just(()), hlc=uints)  # fmt: skip
+) | st.builds(
+    Position, space=sized(16), inst=st.just(1), seq=st.just(0), prev=st.none(), deps=st.just(()),
+    hlc=uints,
+)  # fmt: skip
 ops = st.builds(
     make_op, st.just(AUTHOR), st.sampled_from(sorted(KNOWN - RESERVED)), positions, st.binary(max_size=200),
     tuples_of(ids, 0, 4),

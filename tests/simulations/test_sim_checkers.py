@@ -25,7 +25,8 @@ from protocol.transport import Lane
 from simulations import checkers
 from simulations.checkers import Checker, Violation
 from simulations.engine import EngineConfig
-from simulations.network import Delivery, SimNetwork
+from simulations.link import Delivery
+from simulations.network import SimNetwork
 from simulations.swarm import SimSwarm, SwarmConfig
 
 KEY = "one"
@@ -76,7 +77,7 @@ def test_the_scenarios_here_are_good_without_a_planted_bug() -> None:
 
 
 def test_reach_sees_a_frame_that_crosses_a_partition(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SimNetwork, "partition", lambda self, groups: None)
+    monkeypatch.setattr(SimNetwork, "partition", lambda *_: None)
     with pytest.raises(Violation, match="crossed a partition"):
         one_turn_twice(swarm_of(checkers.Reach()))
 
@@ -117,7 +118,7 @@ def test_write_ahead_sees_a_receipt_before_the_disk() -> None:
 def test_one_chain_sees_a_restored_backup_that_asks_nobody() -> None:
     class Careless(NodeCore):
         def handle(self, event: object, now_us: int) -> list[Effect]:
-            self.replication.writable = lambda space: True  # type: ignore[method-assign]
+            self.replication.writable = lambda _: True  # type: ignore[method-assign, assignment]
             return super().handle(event, now_us)
 
     swarm = swarm_of(checkers.OneChain(), build_core=Careless, engine=EngineConfig(decide_us=2_000_000))
@@ -132,8 +133,8 @@ def test_one_chain_sees_a_restored_backup_that_asks_nobody() -> None:
     swarm.run_until(lambda: (t := swarm.task(owner, KEY)) is not None and len(t.fold.chain) == 1, 60)
     swarm.run_for(0.3)
     swarm.crash(owner)
+    swarm.restart(owner, rollback=backup)
     with pytest.raises(Violation, match="burnt itself"):
-        swarm.restart(owner, rollback=backup)
         swarm.settle()
 
 
@@ -148,7 +149,7 @@ def test_budget_sees_a_slice_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) 
     def everything(self: Task, wanted: Vector) -> Vector:
         return self.budget
 
-    monkeypatch.setattr(ClaimTable, "_fits", lambda self, wanted, before, terms: True)
+    monkeypatch.setattr(ClaimTable, "_fits", lambda *_: True)
     monkeypatch.setattr(Task, "slice_for_claim", everything)
     with pytest.raises(Violation, match="spent of"):
         run_one(swarm_of(checkers.Budget()), contract=(600, 20, 600_000, 0))
@@ -220,7 +221,7 @@ def test_one_winner_sees_a_step_that_two_dones_complete(monkeypatch: pytest.Monk
     checker = checkers.OneWinner()
     swarm = swarm_of(checker)
     run_one(swarm)
-    monkeypatch.setattr(TaskFold, "winner", lambda self, parent: None)
+    monkeypatch.setattr(TaskFold, "winner", lambda *_: None)
     with pytest.raises(Violation, match="two effective completions"):
         checker.at_end()
 
@@ -242,7 +243,7 @@ def test_acked_kept_sees_a_receipt_for_what_nobody_has() -> None:
 
 
 def test_tasks_end_sees_a_task_that_nobody_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Turns, "consider", lambda self, task, now_us: [])
+    monkeypatch.setattr(Turns, "consider", lambda *_: [])
     checker = checkers.TasksEnd()
     swarm = swarm_of(checker)
     swarm.begin()
@@ -283,7 +284,7 @@ def test_nothing_left_sees_an_engine_call_that_goes_on() -> None:
 
 
 def test_a_task_that_does_not_end_is_a_liveness_bug(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Turns, "consider", lambda self, task, now_us: [])
+    monkeypatch.setattr(Turns, "consider", lambda *_: [])
     with pytest.raises(Violation, match=r"not reached within 200 virtual seconds\nreplay: seed 1, 5 nodes"):
         run_one(swarm_of(checkers.TasksEnd()))
 

@@ -9,7 +9,8 @@ import pytest
 from protocol.peer import PeerID, PeerInfo
 from protocol.transport import HelloSource, Lane, TransportEvent
 from simulations.heap import EventHeap
-from simulations.network import NetConfig, SimNetwork
+from simulations.link import NetConfig
+from simulations.network import SimNetwork
 from simulations.rng import stream
 from tests.node.transport_contract import CHECKS, IDLE_S, SETTLE_S, Check, Node, check_grammar, run_plain
 

@@ -8,8 +8,11 @@ import pytest
 
 from simulations.nemesis import draw_plan, random_run
 
-CI = os.environ.get("CI", "").lower() not in {"", "0", "false"} or os.environ.get("HYPOTHESIS_PROFILE") in {"ci", "deep"}
-SEEDS = 60 if CI else 20  # about half a second each
+CI = os.environ.get("CI", "").lower() not in {"", "0", "false"} or os.environ.get("HYPOTHESIS_PROFILE") in {
+    "ci",
+    "deep",
+}
+SEEDS = 40 if CI else 20  # about a second each
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from kernel.task import Stage
 from protocol.errors import Conflict
 from protocol.records import Done, Unit
 from simulations.engine import EngineConfig
-from simulations.network import NetConfig
+from simulations.link import NetConfig
 from simulations.store import DiskConfig
 from simulations.swarm import MINUTE_US, SimSwarm, SwarmConfig
 
@@ -103,7 +103,7 @@ def test_a_document_becomes_memory_on_every_node() -> None:
 @pytest.mark.parametrize("back_s", [4.0, 90.0], ids=["back_soon", "back_after_the_lease"])
 @pytest.mark.parametrize("power", [False, True], ids=["process", "power"])
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_step_outlives_the_death_of_its_owner(stage: Stage, power: bool, back_s: float) -> None:
+def test_a_step_outlives_the_death_of_its_owner(stage: Stage, back_s: float, *, power: bool) -> None:
     swarm = submitted(11)
     owner = until_stage(swarm, 2, stage)
     if stage == "running":
@@ -187,7 +187,7 @@ def test_wrong_clocks_and_a_slow_disk_are_survived() -> None:
 
 @pytest.mark.parametrize("power", [False, True], ids=["process", "power"])
 @pytest.mark.parametrize("step", [1, 2, 3])
-def test_the_task_outlives_the_death_of_all_nodes(power: bool, step: int) -> None:
+def test_the_task_outlives_the_death_of_all_nodes(step: int, *, power: bool) -> None:
     swarm = submitted(16)
     until_stage(swarm, step, "running")
     for node in range(5):
@@ -201,7 +201,7 @@ def test_the_task_outlives_the_death_of_all_nodes(power: bool, step: int) -> Non
 
 
 @pytest.mark.parametrize("power", [False, True], ids=["process", "power"])
-def test_a_task_outlives_its_submitter_from_the_acknowledgement_on(power: bool) -> None:
+def test_a_task_outlives_its_submitter_from_the_acknowledgement_on(*, power: bool) -> None:
     swarm = submitted(17, node=3)
     swarm.crash(3, power=power)
     swarm.run_until(lambda: swarm.ended(KEY), 300)
@@ -237,8 +237,8 @@ def test_a_cancel_stops_the_engine_of_the_owner() -> None:
 
 def test_a_hanging_engine_is_stopped_and_the_step_is_taken_over() -> None:
     swarm = begun(20)
-    swarm.hosts[0].engine.script = lambda spec: "hang"
-    swarm.hosts[1].engine.script = lambda spec: "fail"
+    swarm.script(0, "hang")
+    swarm.script(1, "fail")
     ask = swarm.submit(0, KEY, deadline_ms=1_200_000)
     swarm.run_until(lambda: ask.done, 30)
     swarm.settle(3_000)
@@ -248,7 +248,7 @@ def test_a_hanging_engine_is_stopped_and_the_step_is_taken_over() -> None:
 
 @pytest.mark.parametrize("fresh", [False, True], ids=["backup_within_the_task", "backup_before_the_task"])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_restored_backup_does_not_burn_its_node(seed: int, fresh: bool) -> None:
+def test_a_restored_backup_does_not_burn_its_node(seed: int, *, fresh: bool) -> None:
     swarm = begun(seed)
     before = [host.disk.length for host in swarm.hosts]
     ask = swarm.submit(0, KEY)
