@@ -43,7 +43,6 @@ from node.profile import Profile, ProfileLock
 from node.store import SqliteStore
 from node.transport import Libp2pTransport
 from protocol.errors import ConfigError, SwarmError
-from protocol.identity import KeyPair
 from protocol.peer import peer_text
 
 log = logging.getLogger("masos.daemon")

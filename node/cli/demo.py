@@ -34,11 +34,11 @@ def demo(
     screen = screen_of(output, json_form=json_form)
     text = _read(document) if document is not None else default_document()
     fetch(screen, model_facts(DEFAULT_MODEL))
-    begun = time.monotonic()  # noqa: TID251 - seconds shown to a person
+    begun = time.monotonic()
 
     def tell(line: str) -> None:
         if screen.human:
-            screen.lines([f"{time.monotonic() - begun:6.1f} s  {one_line(line, 160)}"])  # noqa: TID251 - as above
+            screen.lines([f"{time.monotonic() - begun:6.1f} s  {one_line(line, 160)}"])
 
     story = Demo(text, question, tell).run()
     screen.result(story.as_dict(), _told(story))
@@ -71,6 +71,6 @@ def _told(story: Story) -> list[str]:
 
 def _honest(story: Story) -> list[str]:
     return [
-        f"This took {story.elapsed_s:.0f} s. The model ({one_line(story.model, 60)}) is tiny: it ranks and quotes, it does",
-        'not reason. For real answers set [engine] kind = "openai", base_url and model in a profile\'s config.toml.',
+        f"This took {story.elapsed_s:.0f} s. The model ({one_line(story.model, 60)}) is tiny: it ranks and quotes,",
+        'it does not reason. For real answers set [engine] kind = "openai", base_url and model in config.toml.',
     ]

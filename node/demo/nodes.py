@@ -54,7 +54,7 @@ class DemoNode:
     def start(self) -> None:
         """Start the daemon; its log goes to a file in the profile."""
         with self._log_path().open("ab") as log:
-            self.process = subprocess.Popen(  # noqa: S603 - own program
+            self.process = subprocess.Popen(
                 [sys.executable, "-m", "node.cli", "up"],
                 env=self._env(),
                 stdin=subprocess.DEVNULL,

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from node.demo.nodes import DemoNode, View, wait_for
 from node.profile import Profile
@@ -176,14 +176,19 @@ class Demo:
         pid = node.pid
         node.kill()
         self.story.killed = {
-            **{"name": node.name, "peer": node.peer, "pid": pid, "step": turn["step"], "role": turn["role"]},
-            **{"epoch": turn["epoch"], "partial_tokens": turn["tokens"]},
+            "name": node.name,
+            "peer": node.peer,
+            "pid": pid,
+            "step": turn["step"],
+            "role": turn["role"],
+            "epoch": turn["epoch"],
+            "partial_tokens": turn["tokens"],
         }
         self._killed_at = time.monotonic()
         self._tell(f"KILLED {node.name} (pid {pid}, SIGKILL) in the middle of step {turn['step']}, {turn['role']}")
         return node
 
-    def _in_the_middle(self, running: Any) -> bool:
+    def _in_the_middle(self, running: View | None) -> bool:
         """The owner's own view of a turn that has run for a moment."""
         if not running or not running["mine"] or running["stage"] != "running" or running["step"] < KILL_FROM_STEP:
             return False
@@ -216,7 +221,11 @@ class Demo:
         taker = next(node for node in self._nodes if node.peer == done["peer"])
         after_s = time.monotonic() - self._killed_at
         self.story.takeover = {
-            **{"step": step, "epoch": done["epoch"], "from": killed["peer"], "to": taker.peer, "name": taker.name},
+            "step": step,
+            "epoch": done["epoch"],
+            "from": killed["peer"],
+            "to": taker.peer,
+            "name": taker.name,
             "after_s": round(after_s, 1),
         }
         self._tell(f"{taker.name} took step {step} over as epoch {done['epoch']}, {after_s:.1f} s after the kill")
@@ -235,8 +244,13 @@ class Demo:
         self.story.status, self.story.answer = str(view["status"]), view["answer"]
         self.story.turns = [
             {
-                **{"task": self.story.task, "step": turn["step"], "epoch": turn["epoch"], "agent": turn["agent"]},
-                **{"peer": turn["peer"], "tokens": turn["tokens"], "ms": turn["ms"]},
+                "task": self.story.task,
+                "step": turn["step"],
+                "epoch": turn["epoch"],
+                "agent": turn["agent"],
+                "peer": turn["peer"],
+                "tokens": turn["tokens"],
+                "ms": turn["ms"],
             }
             for turn in view["turns"]
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from protocol.records import Seen
 from tests.fold_world import (
     FAR_MS,
     deny,

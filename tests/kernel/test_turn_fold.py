@@ -10,7 +10,7 @@ import pytest
 from kernel.turns.fold import ClaimView, DoneView, TaskFold
 from protocol.contract import ZERO
 from protocol.errors import NotFound
-from protocol.records import Claim, Done, Next, Release, body_bytes
+from protocol.records import Claim, Done, Next, Release, Seen, body_bytes
 from tests.fold_world import (
     History,
     cancel,
