@@ -57,7 +57,10 @@ class Added:
 
 
 class _Tide:
-    """What became kept and what did not stay so over several accepted ops of one call."""
+    """What became kept and what did not stay so over several accepted ops of one call.
+
+    `gained` stays in causal order: an op is lost and comes back together with all that stands on it.
+    """
 
     def __init__(self) -> None:
         self.gained: dict[bytes, None] = {}
@@ -150,9 +153,7 @@ class SpaceLog:
             elif op.id in self._rejected:
                 todo.extend(self._pending.doom(op.id))
         assert verdict is not None
-        kept = self._retention.kept.ids
-        gained = sorted((self._entries[i] for i in tide.gained if i in kept), key=lambda entry: entry.index)
-        ops_now = tuple(entry.op for entry in gained)
+        ops_now = tuple(self._entries[op_id].op for op_id in tide.gained)
         return *verdict, Added(verdict[0], ops=ops_now, dropped=tuple(tide.lost), refold=tide.refold)
 
     def _pass(self, op: Op, swarm_ms: int, tide: _Tide) -> tuple[Status, str]:

@@ -15,6 +15,7 @@ from protocol.machine import JobDone, JobId, Persist, Received, Send
 from protocol.messages import (
     BATCH_BYTES_MAX,
     BATCH_OPS_MAX,
+    GetLog,
     Heads,
     OpBatch,
     Receipt,
@@ -510,6 +511,35 @@ def test_a_peer_that_holds_nothing_does_not_make_the_own_head_certain() -> None:
     assert log is not None
     assert not log.burnt(node.keys.public)
     assert own_head(node) == (last.seq, last.id)
+
+
+def test_a_space_that_the_backup_does_not_know_at_all_is_not_begun_again() -> None:
+    """The link breaks after B told of the space and before it sent A's own ops there."""
+    world = linked("A", "B")
+    backup = world.nodes["A"].store.backup()
+    world.write("B", unit("the task"))
+    world.run(seconds(1))
+    last = world.write("A", unit("lost"))
+    world.run(seconds(1))
+    world.stop("A")
+    node = world.add("A", store=backup, inst=2, clean=False)
+    own = node.keys.public
+    world.cut = lambda _source, _target, frame: isinstance(frame, GetLog) and frame.author == own
+    world.link("A", "B")
+    world.run(seconds(1))
+    assert node.replication.log(SPACE) is not None
+    with contextlib.suppress(Refused):
+        world.write("A", unit("too early"))
+    world.cut = losing_nothing
+    world.unlink("A", "B")
+    world.link("A", "B")
+    world.run(seconds(3))
+    assert own_head(node) == (last.seq, last.id)
+    assert world.write("A", unit("in time")).prev == last.id
+    world.run(seconds(1))
+    log = world.nodes["B"].replication.log(SPACE)
+    assert log is not None
+    assert not log.burnt(own)
 
 
 # ---- batches

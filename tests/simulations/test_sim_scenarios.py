@@ -270,10 +270,11 @@ def test_a_restored_backup_does_not_burn_its_node(seed: int, *, fresh: bool) -> 
 
 def test_a_restored_backup_asks_more_than_the_first_peer_that_answers() -> None:
     swarm = submitted(24)
-    lagging = next(node for node in range(5) if swarm.task(node, KEY) is not None and node != swarm.owner(KEY))
-    swarm.crash(lagging)
     owner = until_stage(swarm, 2, "running")
+    swarm.run_for(0.5)
+    lagging = (owner + 1) % 5
     backup = swarm.hosts[owner].disk.length
+    swarm.crash(lagging)  # it agrees with the backup, and with nothing newer
     until_stage(swarm, 2, "deciding")
     swarm.run_for(0.5)
     swarm.crash(owner)
