@@ -206,6 +206,20 @@ def _life_max(cert: Certificate) -> int:
     return INVITE_LIFE_MS_MAX if INVITE in cert.roles else CERT_LIFE_MS_MAX
 
 
+def _checksum(raw: bytes) -> bytes:
+    """A ticket is typed and pasted by people: a wrong character must not become a swarm that never answers."""
+    return digest("ticket", raw)[:4]
+
+
+def _unchecked(text: str) -> bytes:
+    data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    if base64.urlsafe_b64encode(data).decode().rstrip("=") != text:
+        raise DecodeError("not the text that these bytes have")
+    if len(data) < 4 or _checksum(data[:-4]) != data[-4:]:
+        raise DecodeError("the checksum does not fit")
+    return data[:-4]
+
+
 class _TicketBody(BaseModel):
     model_config = _CONFIG
     psk: Id
@@ -244,7 +258,8 @@ class Ticket:
             invite_seed=self.invite_seed,
             invite_cert=self.invite_cert,
         )
-        return TICKET_PREFIX + base64.urlsafe_b64encode(encode(body.model_dump())).decode().rstrip("=")
+        raw = encode(body.model_dump())
+        return TICKET_PREFIX + base64.urlsafe_b64encode(raw + _checksum(raw)).decode().rstrip("=")
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -257,7 +272,7 @@ class Ticket:
         if not word.startswith(TICKET_PREFIX):
             raise ConfigError("not a masos ticket", hint=f"a ticket starts with {TICKET_PREFIX}")
         try:
-            raw = base64.b64decode(word[len(TICKET_PREFIX) :] + "==", altchars=b"-_", validate=False)
+            raw = _unchecked(word[len(TICKET_PREFIX) :])
             body = _validated(_TicketBody, decode(raw, bytes_max=TICKET_BYTES_MAX))
             ticket = cls(body.psk, body.genesis, body.bootstrap, body.invite_seed, body.invite_cert)
             for addr in body.bootstrap:

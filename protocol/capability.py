@@ -82,10 +82,18 @@ class SignedRecord:
         return now_ms < self.expiry_ms
 
     def acceptable(self, now_ms: int) -> bool:
-        """True if its times are possible now: a withdrawal, or live and not longer than a record may live."""
+        """True if its times are possible now: live, and not longer than a record may live.
+
+        A withdrawal is told on as long as what it withdraws could still be offered.
+        """
         if self.issued_ms > now_ms + FUTURE_MS_MAX or self.expiry_ms > self.issued_ms + RECORD_TTL_MS:
             return False
-        return self.expiry_ms == self.issued_ms or self.live(now_ms)
+        return now_ms < self.issued_ms + RECORD_TTL_MS if self.withdrawal else self.live(now_ms)
+
+    @property
+    def withdrawal(self) -> bool:
+        """It ends what an earlier one offered (`ttl 0`)."""
+        return self.expiry_ms == self.issued_ms
 
     @classmethod
     def from_wire(cls, data: bytes, verify: Verify) -> Self:
@@ -108,7 +116,7 @@ class SignedRecord:
                 int(seq),
                 int(issued),
                 int(expiry),
-            ) if len(pk) == 32 and len(key) == KEY_BYTES and 0 <= seq < 2**63 and 0 <= issued <= expiry < 2**48:
+            ) if len(pk) == 32 and len(key) == KEY_BYTES and _times_fit(seq, issued, expiry):
                 if not verify(pk, prefixed("record", body), sig):
                     raise DecodeError("record is not signed by its publisher")
                 typed, parsed = _value(kind, value)
@@ -116,6 +124,12 @@ class SignedRecord:
                 return cls(key, typed, parsed, pk, seq, issued, expiry, data, digest("rec", data))
             case _:
                 raise DecodeError("record fields do not fit")
+
+
+def _times_fit(seq: int, issued_ms: int, expiry_ms: int) -> bool:
+    if any(isinstance(number, bool) for number in (seq, issued_ms, expiry_ms)):
+        return False  # True is an int in Python, and is no number on the wire
+    return 0 <= seq < 2**63 and 0 <= issued_ms <= expiry_ms < 2**48
 
 
 def _value(kind: str, value: object) -> tuple[Kind, Value]:

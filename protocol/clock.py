@@ -50,7 +50,9 @@ class SwarmClock:
         self._peers: dict[bytes, int] = {}
 
     def set_wall_offset(self, wall_offset_us: int) -> None:
-        """The wall clock was set: wall = boot + offset from now on."""
+        """The wall clock was set: wall = boot + offset from now on. What peers told stays where it was."""
+        step_ms = (wall_offset_us - self._wall_offset_us) // 1000
+        self._peers = {peer: offset_ms - step_ms for peer, offset_ms in self._peers.items()}
         self._wall_offset_us = wall_offset_us
 
     def wall_ms(self, now_us: int) -> int:

@@ -51,7 +51,10 @@ def parse_peer(text: str) -> PeerID:
         raise DecodeError(f"not a peer id: {text[:64]!r}") from exc
     if not raw.startswith(_ED25519_MULTIHASH_PREFIX):
         raise DecodeError(f"not the peer id of an Ed25519 key: {text[:64]!r}")
-    return peer_id(raw[len(_ED25519_MULTIHASH_PREFIX) :])
+    peer = peer_id(raw[len(_ED25519_MULTIHASH_PREFIX) :])
+    if peer_text(peer) != text:  # the library strips white space; one peer has one text
+        raise DecodeError(f"not the text form of a peer id: {text[:64]!r}")
+    return peer
 
 
 def short(peer: bytes) -> str:
@@ -82,7 +85,7 @@ class Multiaddr:
             port = int(parts[4])
         except ValueError as exc:
             raise DecodeError(f"bad host or port in {text[:80]!r}") from exc
-        if parts[1] != f"ip{ip.version}" or not 0 <= port <= 65535 or str(port) != parts[4]:
+        if "%" in parts[2] or parts[1] != f"ip{ip.version}" or not 0 <= port <= 65535 or str(port) != parts[4]:
             raise DecodeError(f"bad host or port in {text[:80]!r}")
         if len(parts) == 7 and parts[5] != "p2p":
             raise DecodeError(f"unexpected part {parts[5][:16]!r} in {text[:80]!r}")
@@ -97,6 +100,8 @@ class Multiaddr:
     def dialable(self) -> bool:
         """False for wildcard, port 0, multicast and link-local addresses (libp2p.md §5, rule 3)."""
         ip = ipaddress.ip_address(self.host)
+        if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
+            ip = ip.ipv4_mapped
         return bool(self.port) and not (ip.is_unspecified or ip.is_multicast or ip.is_link_local)
 
 

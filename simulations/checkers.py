@@ -23,7 +23,7 @@ from gossip.space_log import SpaceLog
 from kernel.commands import Submit
 from kernel.task import Task
 from protocol.contract import ZERO, Vector, add, fits, least
-from protocol.machine import Effect, Persist, Send
+from protocol.machine import Effect, Persist, Received, Send
 from protocol.messages import Fetched, OpBatch, Receipt
 from protocol.op import Op, decode_wire_op
 from protocol.records import Claim, Done
@@ -119,20 +119,19 @@ class WriteAhead(Checker):
 
 
 class OneChain(Checker):
-    """S5: no fork by an honest node. What a crash took before anybody saw it is no fork."""
+    """S5: no fork by an honest node. What a crash took before anybody received it is no fork."""
 
     def __init__(self) -> None:
         self._places: dict[tuple[bytes, bytes, int], bytes] = {}
         self._seen: dict[bytes, None] = {}
 
-    def on_effects(self, host: SimHost, effects: list[Effect]) -> None:  # noqa: ARG002 - whoever tells of it
+    def on_event(self, host: SimHost, event: object) -> None:  # noqa: ARG002 - whoever hears of it
         """See Checker."""
-        for effect in effects:
-            if isinstance(effect, Send) and isinstance(effect.frame, OpBatch | Fetched):
-                for wire in effect.frame.ops:
-                    if wire not in self._seen:
-                        self._seen[wire] = None
-                        self._note(decode_wire_op(wire))
+        if isinstance(event, Received) and isinstance(event.frame, OpBatch | Fetched):
+            for wire in event.frame.ops:
+                if wire not in self._seen:
+                    self._seen[wire] = None
+                    self._note(decode_wire_op(wire))
 
     def _note(self, op: Op) -> None:
         first = self._places.setdefault((op.space, op.author, op.seq), op.id)

@@ -515,8 +515,25 @@ def test_a_dropped_op_is_answered_with_the_fork_that_burnt_its_author() -> None:
     peer.world.sent.clear()
     peer.give(GetOps(5, SPACE, (twins[2].id,)))
     (answer,) = peer.asks(Fetched)
-    assert answer.ops == ()
     assert answer.forks == ((twins[0].wire(), twins[1].wire()),)
+
+
+def test_what_is_aside_at_one_replica_comes_to_another_where_a_kept_op_waits_for_it() -> None:
+    """C's op stands on a twin of a fork that neither of the two smallest ids is; C is gone, its op is not lost."""
+    trunk = chain_by(keypair("F"), 2)
+    twins = sorted((op_by(keypair("F"), 2, trunk[1], record=unit(f"{n}")) for n in range(3)), key=lambda op: op.id)
+    honest = op_by(keypair("C"), 1, op_by(keypair("C"), 0, None), (twins[2],), record=unit("honest"))
+    world = two()
+    feed(world, "A", [*trunk, *twins])
+    feed(world, "B", [*trunk, op_by(keypair("C"), 0, None), honest])
+    world.link("A", "B")
+    for _ in range(3):
+        sync(world, "A", "B")
+    for node in world.nodes.values():
+        log = node.replication.log(SPACE)
+        assert log is not None
+        assert log.get(honest.id) is not None, node.name
+        assert log.get(twins[2].id) is not None, node.name
 
 
 def test_a_peer_that_left_is_owed_and_asked_nothing() -> None:

@@ -120,6 +120,14 @@ def test_a_receipt_goes_to_the_author_only() -> None:
     assert len(world.nodes["A"].heard(Acked)) == 2
 
 
+def test_who_passes_on_the_ops_of_others_gets_no_receipt_for_them() -> None:
+    world = linked("A", "B")
+    world.give("A", "B", OpBatch(tuple(op.wire() for op in chain_by(keypair("C"), 3))))
+    world.run(seconds(1))
+    assert world.nodes["A"].store.spaces() == [SPACE]
+    assert not world.frames(Receipt, "A")
+
+
 @pytest.mark.parametrize("error", [StoreError("disk full"), EngineError("odd")])
 def test_a_failed_write_is_told_and_nothing_is_acknowledged(error: StoreError | EngineError) -> None:
     world = linked("A", "B")
@@ -310,6 +318,10 @@ def test_stamps_of_a_node_grow_over_restarts_though_the_clock_fell_back() -> Non
     second = world.write("A", unit("y"))
     assert second.hlc > first.hlc
     assert (second.seq, second.prev, second.inst) == (first.seq + 1, first.id, 2)
+    world.run(seconds(1))
+    store = world.stop("A")
+    world.add("A", store=store, inst=3, wall_off_ms=-7_200_000)
+    assert world.write("A", unit("z"), space=b"t" * 16).hlc > second.hlc  # in every space
 
 
 # ---- writing
