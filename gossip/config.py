@@ -16,6 +16,7 @@ class GossipConfig:
     known_peers_max: int = 4_096
     refusals_max: int = 32  # newest reasons shown in `status`
     records_max: int = 20_000  # replication.md §8: above it the DHT path
+    records_per_publisher_max: int = 64  # so that one peer cannot fill the map (case S3)
     record_refresh_us: int = 2 * 3_600_000_000  # a third of the life of a record
     sync_every_us: int = 15_000_000  # ±50 %, against lock-step
     request_timeout_us: int = 10_000_000

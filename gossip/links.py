@@ -1,6 +1,6 @@
 """Links to peers: who may stay, who is silent, whom to dial, and what time it is in the swarm.
 
-A link counts only after the peer's Hello passed `_refusal`: common wire version, same swarm, a certificate chain
+A link counts only after the peer's Hello passed `_admitted`: common wire version, same swarm, a certificate chain
 that is valid at swarm time, not denied. Otherwise a typed `Bye` says why, and both sides show it in `status`.
 
 Addresses to dial come from local configuration (ticket) and from peer records signed by that peer; never from
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from gossip.config import GossipConfig
 from gossip.events import Leaving, Linked, RecordChanged, Unlinked
 from protocol import versions
-from protocol.admission import Genesis, check_chain
+from protocol.admission import Admission, Genesis, check_chain
 from protocol.capability import PeerValue
 from protocol.clock import SwarmClock
 from protocol.errors import DecodeError
@@ -46,11 +46,14 @@ from protocol.peer import ADDRESSES_PER_PEER_MAX, Multiaddr, PeerID, PeerInfo, p
 from protocol.transport import Lane
 
 MACHINE = "links"
+REASON_CHARS_MAX = 300  # of a Bye (protocol/messages.py)
 
 
 @dataclass(slots=True)
 class _Link:
     hello: Hello
+    exp_ms: int  # of the peer's certificate
+    since_us: int
     heard_us: int
 
 
@@ -155,18 +158,15 @@ class Links:
         return effects
 
     def _on_peer_up(self, peer: PeerID, hello: Hello, now_us: int) -> list[Effect]:
-        refusal = self._refusal(peer, hello, now_us)
-        if refusal is not None:
-            code, reason = refusal
-            bye: list[Effect] = [Send(peer, Lane.CONTROL, Bye(code, reason))]
-            return bye + self._refuse(peer, code, reason, now_us)
+        admission = self._admitted(peer, hello, now_us)
+        if not isinstance(admission, Admission):
+            return self._bye(peer, *admission, now_us)
         self._clock.sample(peer, hello.wall_ms, now_us)
-        self._links[peer] = _Link(hello, now_us)
-        if peer in self._known:
-            self._known[peer].backoff_us = 0
+        self._links[peer] = _Link(hello, admission.exp_ms, now_us, now_us)
         return [Local(Linked(peer, hello)), Notify("peers", ("up", peer))]
 
-    def _refusal(self, peer: PeerID, hello: Hello, now_us: int) -> tuple[str, str] | None:
+    def _admitted(self, peer: PeerID, hello: Hello, now_us: int) -> Admission | tuple[str, str]:
+        """What the peer's certificate grants, or the code and reason of its refusal."""
         if hello.wire_min > versions.WIRE_MAX or hello.wire_max < versions.WIRE_MIN:
             ours = f"{versions.WIRE_MIN}..{versions.WIRE_MAX}"
             return "version", f"no common wire version: {hello.wire_min}..{hello.wire_max} there, {ours} here"
@@ -180,7 +180,12 @@ class Links:
             return "certificate", "certificate is expired or not valid yet, by swarm time"
         if peer in self.denied:
             return "denied", "an admin denied this node"
-        return None
+        return admission
+
+    def _bye(self, peer: PeerID, code: str, reason: str, now_us: int) -> list[Effect]:
+        """Say why, then hang up. The reason may quote the peer, so it is cut."""
+        said = Send(peer, Lane.CONTROL, Bye(code, reason[:REASON_CHARS_MAX]))
+        return [said, *self._refuse(peer, code, reason[:REASON_CHARS_MAX], now_us)]
 
     def _refuse(self, peer: PeerID, code: str, reason: str, now_us: int) -> list[Effect]:
         self.refusals.append(Refusal(peer_text(peer), code, reason, self._clock.wall_ms(now_us)))
@@ -188,7 +193,10 @@ class Links:
 
     def _on_peer_down(self, peer: PeerID, now_us: int) -> list[Effect]:
         effects: list[Effect] = []
-        if self._links.pop(peer, None) is not None:
+        link, known = self._links.pop(peer, None), self._known.get(peer)
+        if link is not None:
+            if known is not None and now_us - link.since_us > self._config.silent_after_us:
+                known.backoff_us = 0  # it lasted; a peer that links and refuses at once is dialled ever less often
             self._clock.forget(peer)
             effects += [Local(Unlinked(peer)), Notify("peers", ("down", peer))]
         return effects + self._schedule_dial(peer, now_us)
@@ -221,6 +229,10 @@ class Links:
         for peer, link in sorted(self._links.items()):
             if now_us - link.heard_us > self._config.silent_after_us:
                 effects += [Hangup(peer, "silent"), Count("silent_peers")]
+            elif peer in self.denied:
+                effects += self._bye(peer, "denied", "an admin denied this node", now_us)
+            elif self._clock.now_ms(now_us) > link.exp_ms:
+                effects += self._bye(peer, "certificate", "certificate has run out, by swarm time", now_us)
             else:
                 effects.append(Send(peer, Lane.CONTROL, Ping(self._ping_req, self._clock.wall_ms(now_us))))
         return effects

@@ -1,15 +1,21 @@
 """The replicated map of signed records: last writer wins, with expiry (protocol.md §8, replication.md §8).
 
 Records are pushed whole to every new link and, when one changes, to every linked peer but the one it came from.
-A record that does not change the map is not forwarded, so a flood ends. Nothing expired is offered or taken.
-Own records are signed anew at a third of their life and when their value changes; leaving withdraws them.
+A record that does not change the map is not forwarded, so a flood ends. Own records are pushed again once a minute,
+because a frame can be lost; what a full queue refused is pushed when it has room.
+
+Nothing expired is offered or taken. A withdrawal is kept and offered as long as what it withdraws could still be, so
+that nothing comes back and who missed it learns of it from anybody. Own records are signed anew at a third of their
+life and when their value changes, but only those that this life published: what only the last life offered is
+withdrawn at boot. Two contents under one sequence number are the publisher's equivocation: every node keeps the
+greater hash, and counts it (case D1).
 """
 
 from __future__ import annotations
 
 from gossip.context import Context
 from gossip.events import Linked, Publish, RecordChanged, Unlinked, Withdraw
-from protocol.capability import AgentValue, SignedRecord, Value, key_of, make_record, record_key
+from protocol.capability import RECORD_TTL_MS, AgentValue, SignedRecord, Value, key_of, make_record, record_key
 from protocol.errors import DecodeError
 from protocol.machine import (
     Boot,
@@ -19,10 +25,12 @@ from protocol.machine import (
     Persist,
     Received,
     Send,
+    SendDropped,
     SetTimer,
     Stopping,
     TimerFired,
     TimerKey,
+    Writable,
 )
 from protocol.messages import RECORDS_MAX, Records
 from protocol.peer import PeerID
@@ -30,7 +38,7 @@ from protocol.store import RecordGone, RecordRow, Row
 from protocol.transport import Lane
 
 MACHINE = "records"
-_EXPIRY_EVERY_US = 60_000_000
+_MINUTE_US = 60_000_000
 _Slot = tuple[bytes, bytes]  # publisher, key
 
 
@@ -45,12 +53,20 @@ class RecordMap:
         self._store = ctx.store
         self._verify = ctx.verify
         self._map: dict[_Slot, SignedRecord] = {}
-        self._linked: set[PeerID] = set()
+        self._linked: dict[PeerID, None] = {}
+        self._owed: dict[PeerID, None] = {}  # links whose full queue refused records
+        self._published: dict[_Slot, Value] = {}  # by this life
+        self._per_publisher: dict[bytes, int] = {}
 
     def live(self, now_us: int) -> list[SignedRecord]:
         """Every record that may be used now, in (publisher, key) order."""
         now_ms = self._clock.now_ms(now_us)
         return [self._map[slot] for slot in sorted(self._map) if self._map[slot].live(now_ms)]
+
+    def _offered(self, now_us: int) -> list[SignedRecord]:
+        """What a new link is given: live records, and withdrawals that still matter."""
+        now_ms = self._clock.now_ms(now_us)
+        return [self._map[slot] for slot in sorted(self._map) if self._map[slot].acceptable(now_ms)]
 
     def handle(self, event: object, now_us: int) -> list[Effect]:
         """Records, links and time; everything else is nothing to this machine."""
@@ -58,56 +74,73 @@ class RecordMap:
             case Boot():
                 return self._on_boot(now_us)
             case Linked(peer, _):
-                self._linked.add(peer)
-                return self._push(peer, self.live(now_us))
+                self._linked[peer] = None
+                return self._push(peer, self._offered(now_us))
             case Unlinked(peer):
-                self._linked.discard(peer)
+                self._linked.pop(peer, None)
+                self._owed.pop(peer, None)
                 return []
             case Publish(value):
                 return self._publish(value, now_us)
             case Withdraw(agent):
-                return self._withdraw(agent, now_us)
+                return self._withdraw(record_key(self._keys.public, "agent", agent), now_us)
             case Received(peer, Records(records)) if peer in self._linked:
                 return self._on_records(peer, records, now_us)
+            case SendDropped(peer, "Records", _) if peer in self._linked:
+                self._owed[peer] = None
+                return []
+            case Writable(peer) if peer in self._owed:
+                del self._owed[peer]
+                return self._push(peer, self._offered(now_us))
             case TimerFired(TimerKey(_, "refresh")):
                 return self._on_refresh(now_us)
-            case TimerFired(TimerKey(_, "expiry")):
-                return self._on_expiry(now_us)
+            case TimerFired(TimerKey(_, "minute")):
+                return self._on_minute(now_us)
             case Stopping():
-                own = [record for record in self.live(now_us) if record.publisher == self._keys.public]
-                agents = [record.value.agent for record in own if isinstance(record.value, AgentValue)]
-                return [effect for agent in agents for effect in self._withdraw(agent, now_us)]
+                agents = [slot[1] for slot, value in self._published.items() if isinstance(value, AgentValue)]
+                return [effect for key in sorted(agents) for effect in self._withdraw(key, now_us)]
             case _:
                 return []
 
     def _on_boot(self, now_us: int) -> list[Effect]:
         effects: list[Effect] = [
             SetTimer(TimerKey(MACHINE, "refresh"), now_us + self._config.record_refresh_us),
-            SetTimer(TimerKey(MACHINE, "expiry"), now_us + _EXPIRY_EVERY_US),
+            SetTimer(TimerKey(MACHINE, "minute"), now_us + _MINUTE_US),
         ]
         for wire in self._store.records():
-            record = SignedRecord.from_wire(wire, self._verify)
+            try:
+                record = SignedRecord.from_wire(wire, self._verify)
+            except DecodeError:
+                effects.append(Count("stored_records_unreadable"))
+                continue
             self._map[record.publisher, record.key] = record
-            if record.live(self._clock.now_ms(now_us)):
+            self._per_publisher[record.publisher] = self._per_publisher.get(record.publisher, 0) + 1
+            own = record.publisher == self._keys.public
+            if own and isinstance(record.value, AgentValue):
+                effects += self._withdraw(record.key, now_us)
+            elif record.live(self._clock.now_ms(now_us)):
                 effects.append(Local(RecordChanged(record, live=True)))
         return effects
 
     def _publish(self, value: Value, now_us: int) -> list[Effect]:
         slot = (self._keys.public, key_of(self._keys.public, value))
         old = self._map.get(slot)
+        self._published[slot] = value
         if old is not None and old.value == value and old.live(self._clock.now_ms(now_us)):
             return []
         return self._sign(value, old, now_us)
 
-    def _sign(self, value: Value, old: SignedRecord | None, now_us: int, **ttl: int) -> list[Effect]:
+    def _sign(self, value: Value, old: SignedRecord | None, now_us: int, ttl_ms: int = RECORD_TTL_MS) -> list[Effect]:
         now_ms = self._clock.now_ms(now_us)
         # Time-based: it grows though the database was lost. After the stored one: it grows though the clock fell back.
         seq = max(now_ms, old.seq + 1 if old else 0)
-        wire = make_record(self._keys, value, seq=seq, issued_ms=now_ms, **ttl)
+        wire = make_record(self._keys, value, seq=seq, issued_ms=now_ms, ttl_ms=ttl_ms)
         return self._take(SignedRecord.from_wire(wire, self._verify), None, now_us)
 
-    def _withdraw(self, agent: str, now_us: int) -> list[Effect]:
-        old = self._map.get((self._keys.public, record_key(self._keys.public, "agent", agent)))
+    def _withdraw(self, key: bytes, now_us: int) -> list[Effect]:
+        slot = (self._keys.public, key)
+        old = self._map.get(slot)
+        self._published.pop(slot, None)
         if old is None or not old.live(self._clock.now_ms(now_us)):
             return []
         return self._sign(old.value, old, now_us, ttl_ms=0)
@@ -129,19 +162,29 @@ class RecordMap:
     def _take(self, record: SignedRecord, source: PeerID | None, now_us: int) -> list[Effect]:
         slot = (record.publisher, record.key)
         old = self._map.get(slot)
+        counted: list[Effect] = []
+        if old is not None and old.seq == record.seq and old.hash != record.hash:
+            counted.append(Count("records_equivocated"))
         if old is not None and record.version <= old.version:
-            return []
-        if old is None and len(self._map) >= self._config.records_max:
+            return counted
+        if old is None and not self._has_room(record.publisher):
             return [Count("records_full")]
+        if old is None:
+            self._per_publisher[record.publisher] = self._per_publisher.get(record.publisher, 0) + 1
         self._map[slot] = record
-        live = record.live(self._clock.now_ms(now_us))
         effects: list[Effect] = [
+            *counted,
             Persist(self._jobs.next(), (RecordRow(record.publisher, record.key, record.wire),)),
-            Local(RecordChanged(record, live)),
+            Local(RecordChanged(record, record.live(self._clock.now_ms(now_us)))),
         ]
-        for peer in sorted(self._linked - {source}):
-            effects += self._push(peer, [record])
+        for peer in sorted(self._linked):
+            effects += self._push(peer, [record]) if peer != source else []
         return effects
+
+    def _has_room(self, publisher: bytes) -> bool:
+        own = publisher == self._keys.public
+        full = self._per_publisher.get(publisher, 0) >= self._config.records_per_publisher_max
+        return own or (not full and len(self._map) < self._config.records_max)
 
     def _push(self, peer: PeerID, records: list[SignedRecord]) -> list[Effect]:
         wires = [record.wire for record in records]
@@ -152,22 +195,28 @@ class RecordMap:
 
     def _on_refresh(self, now_us: int) -> list[Effect]:
         effects: list[Effect] = [SetTimer(TimerKey(MACHINE, "refresh"), now_us + self._config.record_refresh_us)]
-        for record in self.live(now_us):
-            if record.publisher == self._keys.public:
-                effects += self._sign(record.value, record, now_us)
+        for slot in sorted(self._published):
+            effects += self._sign(self._published[slot], self._map.get(slot), now_us)
         return effects
 
-    def _on_expiry(self, now_us: int) -> list[Effect]:
+    def _on_minute(self, now_us: int) -> list[Effect]:
+        effects: list[Effect] = [SetTimer(TimerKey(MACHINE, "minute"), now_us + _MINUTE_US), *self._expire(now_us)]
+        own = [record for record in self._offered(now_us) if record.publisher == self._keys.public]
+        for peer in sorted(self._linked):
+            effects += self._push(peer, own)
+        return effects
+
+    def _expire(self, now_us: int) -> list[Effect]:
         now_ms = self._clock.now_ms(now_us)
-        gone = [slot for slot in sorted(self._map) if not self._map[slot].live(now_ms)]
-        effects: list[Effect] = [SetTimer(TimerKey(MACHINE, "expiry"), now_us + _EXPIRY_EVERY_US)]
+        effects: list[Effect] = []
         rows: list[Row] = []
-        for slot in gone:
+        for slot in sorted(self._map):
             record = self._map[slot]
-            # A withdrawal is kept as long as what it withdraws could still be offered: nothing comes back.
-            if now_ms > record.issued_ms + self._config.record_refresh_us * 3 // 1000:
-                del self._map[slot]
-                rows.append(RecordGone(*slot))
-            if record.expiry_ms > record.issued_ms:
+            if record.acceptable(now_ms) or record.issued_ms > now_ms:
+                continue
+            del self._map[slot]
+            self._per_publisher[record.publisher] -= 1
+            rows.append(RecordGone(*slot))
+            if not record.withdrawal:
                 effects.append(Local(RecordChanged(record, live=False)))
         return [*effects, Persist(self._jobs.next(), tuple(rows))] if rows else effects

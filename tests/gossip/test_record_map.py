@@ -63,7 +63,7 @@ class Map:
         return effects
 
     def expire(self) -> list[Any]:
-        effects = self.node.handle(TimerFired(TimerKey("records", "expiry")), self.world.now_us)
+        effects = self.node.handle(TimerFired(TimerKey("records", "minute")), self.world.now_us)
         for effect in effects:
             if isinstance(effect, Persist):
                 self.node.store.apply(effect.rows)
