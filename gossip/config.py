@@ -16,12 +16,14 @@ class GossipConfig:
     known_peers_max: int = 4_096
     refusals_max: int = 32  # newest reasons shown in `status`
     records_max: int = 20_000  # replication.md §8: above it the DHT path
-    records_per_publisher_max: int = 64  # so that one peer cannot fill the map (case S3)
+    records_per_publisher_max: int = 32  # its addresses and its agents; one peer cannot fill the map (case S3)
     record_refresh_us: int = 2 * 3_600_000_000  # a third of the life of a record
     sync_every_us: int = 15_000_000  # ±50 %, against lock-step
     request_timeout_us: int = 10_000_000
     requests_per_peer_max: int = 64
+    own_head_min_us: int = 2_000_000  # and how long at least, so that more than the nearest peer is heard
     own_head_wait_us: int = 10_000_000  # after an unclean stop: how long to wait for a peer that may know more
     spaces_max: int = 10_000
+    spaces_unproved_max: int = 64  # spaces of which only waiting ops are here; the oldest goes first
     receipts_per_op_max: int = 8
     pending_bytes_per_peer_max: int = 1 << 20

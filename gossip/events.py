@@ -65,6 +65,14 @@ class Missing:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadUnsure:
+    """A peer told of a space that the store of an uncleanly stopped node does not know: ask it for the own head."""
+
+    source: PeerID
+    space: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Durable:
     """Own ops are on this node's disk; only now may anybody rely on them."""
 

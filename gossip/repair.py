@@ -8,6 +8,10 @@ differ the two exchange Heads: per author the head's seq, and count and digest o
 - `GetOps` for ids that a held op refers to.
 
 Every answer must match a request in flight (bounded per peer, with a timeout); anything else is dropped and counted.
+An answer leads to the next question only if it brought something, and an id that a peer was asked for and did not
+send is not asked of it again before the next round: nobody can make a node ask for ever.
+The own head in a space is certain once a peer agrees on it that knows no less of the own chain; who knows less, or
+nothing of the space, may simply be behind.
 Range reconciliation replaces the per-author lists where spaces grow large; the frames around it stay.
 """
 
@@ -17,8 +21,9 @@ import random
 from dataclasses import dataclass
 
 from gossip.config import GossipConfig
-from gossip.events import Linked, Missing, Unlinked
+from gossip.events import HeadUnsure, Linked, Missing, Unlinked
 from gossip.replication import Replication
+from gossip.retention import EMPTY_DIGEST
 from gossip.space_log import SpaceLog
 from protocol.machine import Boot, Count, Effect, Received, Send, SetTimer, TimerFired, TimerKey
 from protocol.messages import (
@@ -42,6 +47,9 @@ from protocol.transport import FRAME_BYTES_MAX, Lane
 MACHINE = "repair"
 _ANSWER_BYTES_MAX = FRAME_BYTES_MAX[Lane.BULK] - 16 * 1024  # room for the frame around the ops
 _SWEEP_US = 2_000_000
+_VAIN_MAX = 4_096  # ids per peer and round that it did not send
+_PAGE_IDS_MIN = IDS_MAX // 2  # a page of ids that does not end holds as many at least
+_NO_OPS = (-1, 0, EMPTY_DIGEST)
 _Ask = GetLog | GetOps | GetIds
 
 
@@ -61,6 +69,8 @@ class Repair:
         self._rng = rng
         self._req = 0
         self._requests: dict[PeerID, dict[int, _Request]] = {}
+        self._vain: dict[PeerID, dict[bytes, None]] = {}
+        self._listing: dict[PeerID, dict[bytes, None]] = {}  # spaces of a list whose last frame is to come
 
     def handle(self, event: object, now_us: int) -> list[Effect]:
         """Links, repair frames and time; everything else is nothing to this machine."""
@@ -71,13 +81,17 @@ class Repair:
                 self._requests[peer] = {}
                 return self._digests(peer)
             case Unlinked(peer):
-                self._requests.pop(peer, None)
+                for table in (self._requests, self._vain, self._listing):
+                    table.pop(peer, None)
                 return []
+            case HeadUnsure(source, space) if source in self._requests:
+                return [Send(source, Lane.BULK, self._heads(space, want=True))]
             case Missing(source, space, ids):
                 return self._want(source, space, ids, now_us)
             case Received(peer, frame) if peer in self._requests:
                 return self._on_frame(peer, frame, now_us)
             case TimerFired(TimerKey(_, "sync")):
+                self._vain.clear()
                 digests = [effect for peer in sorted(self._requests) for effect in self._digests(peer)]
                 return [self._sync_timer(now_us), *digests]
             case TimerFired(TimerKey(_, "sweep")):
@@ -102,7 +116,7 @@ class Repair:
     def _on_frame(self, peer: PeerID, frame: Frame, now_us: int) -> list[Effect]:
         match frame:
             case Digests(_, spaces):
-                return self._on_digests(peer, dict(spaces))
+                return self._on_digests(peer, spaces)
             case Heads():
                 return self._on_heads(peer, frame, now_us)
             case GetLog() | GetOps() | GetIds():
@@ -116,23 +130,27 @@ class Repair:
 
     def _digests(self, peer: PeerID) -> list[Effect]:
         rows = [(space, log.digest()) for space in self._logs.spaces() if (log := self._logs.log(space)) is not None]
-        chunks = [rows[start : start + DIGESTS_MAX] for start in range(0, len(rows), DIGESTS_MAX)] or [[]]
+        # The last frame of the list is not full, be it empty: so the peer knows that it has all of it.
+        chunks = [rows[start : start + DIGESTS_MAX] for start in range(0, len(rows) + 1, DIGESTS_MAX)]
         return [Send(peer, Lane.BULK, Digests(self._next_req(), tuple(chunk))) for chunk in chunks]
 
-    def _on_digests(self, peer: PeerID, theirs: dict[bytes, bytes]) -> list[Effect]:
+    def _on_digests(self, peer: PeerID, theirs: tuple[tuple[bytes, bytes], ...]) -> list[Effect]:
         effects: list[Effect] = []
-        for space, digest in theirs.items():
+        for space, digest in theirs:
             log = self._logs.log(space)
             if log is not None and log.digest() == digest:
-                effects += self._logs.settle_head(space, asked=True)
+                self._logs.own_head_told(space, peer, agrees=True)
             else:
                 effects.append(Send(peer, Lane.BULK, self._heads(space, want=True)))
-        if len(theirs) < DIGESTS_MAX:  # the peer listed all it has: what is missing there it does not know
-            for space in self._logs.spaces():
-                if space not in theirs:
-                    effects.append(Send(peer, Lane.BULK, self._heads(space, want=False)))
-                    effects += self._logs.settle_head(space, asked=True)
-        return effects
+        listed = self._listing.setdefault(peer, {})
+        listed.update((space, None) for space, _ in theirs)
+        if len(theirs) == DIGESTS_MAX and len(listed) <= self._config.spaces_max:
+            return effects
+        del self._listing[peer]  # the peer listed all it has: what is missing there it does not know
+        unknown = [space for space in self._logs.spaces() if space not in listed]
+        for space in unknown:
+            self._logs.own_head_told(space, peer, agrees=False)
+        return effects + [Send(peer, Lane.BULK, self._heads(space, want=False)) for space in unknown]
 
     def _heads(self, space: bytes, *, want: bool) -> Heads:
         log = self._logs.log(space)
@@ -143,14 +161,15 @@ class Repair:
     def _on_heads(self, peer: PeerID, heads: Heads, now_us: int) -> list[Effect]:
         effects: list[Effect] = [Send(peer, Lane.BULK, self._heads(heads.space, want=False))] if heads.want else []
         log = self._logs.log(heads.space)
-        own_asked = False
-        for author, seq, count, digest in heads.authors:
-            ask = self._ask_for(log, heads.space, author, (seq, count, digest))
+        rows = {author: (seq, count, digest) for author, seq, count, digest in heads.authors}
+        for author, theirs in rows.items():
+            ask = self._ask_for(log, heads.space, author, theirs)
             if ask is not None:
-                own_asked = own_asked or author == self._me
                 effects += self._request(peer, ask, now_us)
-        if not own_asked:
-            effects += self._logs.settle_head(heads.space, asked=True)
+        if log is not None:  # what waits here may stand on ops that no list of kept ids names
+            effects += self._want(peer, heads.space, tuple(log.missing()[:IDS_MAX]), now_us)
+        if log is not None and rows and _within(rows.get(self._me, _NO_OPS), log.author_digest(self._me)):
+            self._logs.own_head_told(heads.space, peer, agrees=True)
         return effects
 
     def _ask_for(
@@ -175,7 +194,10 @@ class Repair:
             i for requests in self._requests.values() for r in requests.values()
             if isinstance(r.ask, GetOps) for i in r.ask.ids
         }  # fmt: skip
-        fresh = [i for i in ids if i not in asked]
+        vain = self._vain.get(peer, {})
+        fresh = [i for i in ids if i not in asked and i not in vain]
+        if len(vain) >= _VAIN_MAX:
+            return [Count("repair_in_vain")]
         effects: list[Effect] = []
         for start in range(0, len(fresh), IDS_MAX):
             effects += self._request(peer, GetOps(0, space, tuple(fresh[start : start + IDS_MAX])), now_us)
@@ -202,20 +224,18 @@ class Repair:
             return [Count("answers_unasked")]
         match answer, request.ask:
             case IdList(), GetIds():
-                return self._on_ids(peer, answer, now_us)
+                return self._on_ids(peer, answer, request.ask.first, now_us)
             case Fetched(), GetLog() | GetOps():
                 return self._on_fetched(peer, answer, request.ask, now_us)
             case _:
                 return [Count("answers_unasked")]
 
-    def _on_ids(self, peer: PeerID, answer: IdList, now_us: int) -> list[Effect]:
+    def _on_ids(self, peer: PeerID, answer: IdList, first: int, now_us: int) -> list[Effect]:
         log = self._logs.log(answer.space)
-        fresh = tuple(i for i in answer.ids if log is None or log.get(i) is None)
+        fresh = tuple(i for i in answer.ids if log is None or not log.settled(i))
         effects = self._want(peer, answer.space, fresh, now_us)
-        if answer.more is not None:
+        if answer.more is not None and answer.more > first and len(answer.ids) >= _PAGE_IDS_MIN:
             effects += self._request(peer, GetIds(0, answer.space, answer.author, answer.more), now_us)
-        elif not fresh and answer.author == self._me:
-            effects += self._logs.settle_head(answer.space, asked=True)
         return effects
 
     def _on_fetched(self, peer: PeerID, answer: Fetched, ask: GetLog | GetOps, now_us: int) -> list[Effect]:
@@ -229,8 +249,13 @@ class Repair:
             # Ask on only while the answer moved the chain: a peer that sends nothing new is not asked for ever.
             if answer.more and head is not None and ask.first <= head[0] < ask.last:
                 effects += self._request(peer, GetLog(0, ask.space, ask.author, head[0] + 1, ask.last), now_us)
-            elif ask.author == self._me:
-                effects += self._logs.settle_head(ask.space, asked=True)
+            elif ask.author == self._me and head is not None and head[0] >= ask.last:
+                self._logs.own_head_told(ask.space, peer, agrees=True)
+            return effects
+        rest = tuple(i for i in ask.ids if not log.settled(i))
+        if answer.more and len(rest) < len(ask.ids):  # cut at the frame's size
+            return effects + self._want(peer, ask.space, rest, now_us)
+        self._vain.setdefault(peer, {}).update((i, None) for i in rest)
         return effects
 
     # ---- answering
@@ -239,16 +264,14 @@ class Repair:
         log = self._logs.log(ask.space)
         match ask:
             case GetIds(req, space, author, first):
-                ids = log.ids_from(author, first, IDS_MAX) if log is not None else []
-                ops = [op for i in ids if log is not None and (op := log.get(i)) is not None]
-                more = ops[-1].seq + 1 if len(ids) == IDS_MAX else None
-                return [Send(peer, Lane.BULK, IdList(req, space, author, tuple(ids), more))]
+                ids, more = _id_page(log, author, first) if log is not None else ((), None)
+                return [Send(peer, Lane.BULK, IdList(req, space, author, ids, more))]
             case GetLog(req, space, author, first, last):
                 found = log.log(author, first, min(last, first + BATCH_OPS_MAX - 1)) if log is not None else []
                 cut = last > first + BATCH_OPS_MAX - 1
                 return [Send(peer, Lane.BULK, self._fetched(req, space, found, cut=cut, forks=()))]
             case GetOps(req, space, ids):
-                held = [op for i in ids if log is not None and (op := log.get(i)) is not None]
+                held = [op for i in ids if log is not None and (op := log.held(i)) is not None]
                 forks = self._forks(log, ids) if log is not None else ()
                 return [Send(peer, Lane.BULK, self._fetched(req, space, held, cut=False, forks=forks))]
 
@@ -268,13 +291,32 @@ class Repair:
         room = _ANSWER_BYTES_MAX - sum(len(wire) for pair in forks for wire in pair)
         wires: list[bytes] = []
         for op in ops:
+            if not self._logs.tellable(op.id):
+                continue  # the asker sees it at the next round
             wire = op.wire()
-            if wires and len(wire) > room:
+            if wires and (len(wire) > room or len(wires) == BATCH_OPS_MAX):  # a fork puts more ops than seqs on a page
                 cut = True
                 break
             room -= len(wire)
             wires.append(wire)
         return Fetched(req, space, tuple(wires), forks, (), cut)
+
+
+def _id_page(log: SpaceLog, author: bytes, first: int) -> tuple[tuple[bytes, ...], int | None]:
+    """Ids of an author from seq `first`, and the seq to go on from: the ops of a fork stay on one page."""
+    ids = log.ids_from(author, first, IDS_MAX + 1)
+    if len(ids) <= IDS_MAX:
+        return tuple(ids), None
+    seqs = [op.seq for i in ids if (op := log.get(i)) is not None]
+    whole = [i for i, seq in zip(ids, seqs, strict=True) if seq < seqs[-1]]
+    if len(whole) < _PAGE_IDS_MIN:  # hundreds of ops at one seq: who needs the rest asks for it by id
+        return tuple(ids[:IDS_MAX]), seqs[-1] + 1
+    return tuple(whole), seqs[-1]
+
+
+def _within(theirs: tuple[int, int, bytes], ours: tuple[int, int, bytes]) -> bool:
+    """True iff a peer knows of a chain what is here, or a shorter part of it without a fork."""
+    return theirs == ours or (theirs[0] < ours[0] and theirs[1] == theirs[0] + 1)
 
 
 def _same(a: _Ask, b: _Ask) -> bool:

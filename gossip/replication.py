@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gossip.charges import Charges
 from gossip.context import Context
-from gossip.events import Acked, Durable, Linked, Missing, SpaceChanged, SpaceOpened, Unlinked
+from gossip.events import Acked, Durable, HeadUnsure, Linked, Missing, SpaceChanged, SpaceOpened, Unlinked
 from gossip.space_log import Added, LogRules, SpaceLog
 from protocol.admission import check_chain
 from protocol.clock import HybridClock
@@ -42,7 +43,7 @@ from protocol.machine import (
 from protocol.messages import BATCH_BYTES_MAX, BATCH_OPS_MAX, IDS_MAX, OpBatch, Receipt, receipt_bytes
 from protocol.op import Op, OpKind, Position, decode_wire_op, make_op
 from protocol.peer import PeerID
-from protocol.records import KIND_OF, Join, Open, Record, body_bytes
+from protocol.records import KIND_OF, SIGNED_BODIES, Join, Open, Record, body_bytes
 from protocol.spaces import swarm_space, task_space
 from protocol.store import OpRow, ReceiptRow
 from protocol.transport import Lane
@@ -87,7 +88,14 @@ class Replication:
         self._unsaved: list[Op] = []
         self._saving: dict[JobId, _Saving] = {}
         self._linked: dict[PeerID, None] = {}
-        self._unsure: dict[bytes, None] = {}
+        self._unsure: dict[bytes, int] = {}  # space -> boot time at which its own head became uncertain
+        self._unsure_new = False  # so is it in spaces that peers tell of: the store may be older than they
+        self._unproved: dict[bytes, None] = {}  # spaces of which only waiting ops are here
+        self._told: dict[bytes, dict[PeerID, bool]] = {}  # unsure space -> who said all of the own head, and agrees
+        self._boot_us = 0
+        self._untold: dict[bytes, None] = {}  # own ops that are not on disk: nobody may learn of them
+        self._ahead: dict[bytes, int] = {}  # highest seq of an own op that waits for others: its place is taken
+        self._charges = Charges(ctx.config.pending_bytes_per_peer_max)
         self._denied: set[bytes] = set()
 
     # ---- the port
@@ -97,12 +105,16 @@ class Replication:
         return self._logs.get(space)
 
     def spaces(self) -> list[bytes]:
-        """Every space that this node holds, in byte order."""
-        return sorted(self._logs)
+        """Every space of which this node holds an op, in byte order."""
+        return sorted(space for space in self._logs if space not in self._unproved)
 
     def writable(self, space: bytes) -> bool:
         """False while the own head in the space is not certain."""
         return space not in self._unsure
+
+    def tellable(self, op_id: bytes) -> bool:
+        """False for an own op that is not on this node's disk yet: a crash may take it, and another get its place."""
+        return op_id not in self._untold
 
     def unsure(self) -> list[bytes]:
         """Spaces that wait for a peer's word on the own head."""
@@ -122,6 +134,8 @@ class Replication:
         if not self.writable(space):
             raise Refused("own head in this space is not certain yet", hint="wait for a peer, or some seconds")
         log = self._open_log(space)
+        if log.silenced(self._me) and KIND_OF[type(draft.record)] not in SIGNED_BODIES:
+            raise Refused("this node is burnt or denied in this space", hint="another node may write there")
         effects: list[Effect] = []
         if log.head(self._me) is None:
             _, effects = self._write(space, log, Draft(Join(cert=self._chain)), now_us)
@@ -143,6 +157,7 @@ class Replication:
         if added.status != "accepted":
             raise Refused(f"own op was not accepted: {added.reason}", hint="see `masos status` and `masos doctor`")
         self._unsaved.append(op)
+        self._untold[op.id] = None
         return op, [Local(SpaceChanged(space, added))]
 
     def flush(self) -> list[Effect]:
@@ -170,6 +185,7 @@ class Replication:
                 return []
             case Unlinked(peer):
                 self._linked.pop(peer, None)
+                self._charges.forget(peer)
                 return []
             case Received(peer, OpBatch(ops)) if peer in self._linked:
                 return self.ingest(peer, ops, now_us)
@@ -183,7 +199,7 @@ class Replication:
             case TimerFired(TimerKey(_, "quarantine", bytes() as space)):
                 return self._on_quarantine(space, now_us)
             case TimerFired(TimerKey(_, "own_head")):
-                return [effect for space in self.unsure() for effect in self.settle_head(space, asked=False)]
+                return self._on_own_head_timer(now_us)
             case _:
                 return []
 
@@ -197,17 +213,52 @@ class Replication:
                     self._hlc.high_water = max(self._hlc.high_water, op.hlc)
                 effects += self._learn(space, added)
             if not boot.clean:
-                self._unsure[space] = None
-        if self._unsure:
-            effects.append(SetTimer(TimerKey(MACHINE, "own_head"), now_us + self._config.own_head_wait_us))
-        return effects
+                self._unsure[space] = now_us
+        self._unsure_new, self._boot_us = not boot.clean, now_us
+        return effects + self._own_head_timer(now_us)
 
-    def settle_head(self, space: bytes, *, asked: bool) -> list[Effect]:
-        """The own head of a space is certain, or (`asked` False) nobody could be asked in time."""
-        if space not in self._unsure:
+    def _own_head_timer(self, now_us: int) -> list[Effect]:
+        if not self._unsure and not self._unsure_new:
+            return []
+        return [SetTimer(TimerKey(MACHINE, "own_head"), now_us + self._config.own_head_min_us // 2)]
+
+    def _on_own_head_timer(self, now_us: int) -> list[Effect]:
+        self._unsure_new = self._unsure_new and now_us - self._boot_us < self._config.own_head_wait_us
+        effects = [effect for space in self.unsure() for effect in self._settle(space, now_us - self._unsure[space])]
+        return effects + self._own_head_timer(now_us)
+
+    def own_head_told(self, space: bytes, peer: PeerID, *, agrees: bool) -> None:
+        """A peer said all it knows of the own head. `agrees`: it holds the space, and no own op that is not here."""
+        if space in self._unsure:
+            told = self._told.setdefault(space, {})
+            told[peer] = agrees or told.get(peer, False)
+
+    def _settle(self, space: bytes, waited_us: int) -> list[Effect]:
+        """Open a space once every linked peer has told and one agrees, or when time is up.
+
+        One word is not enough: the peer that is reached first may itself have been away. And never while an own op is
+        known that waits for others: to write now would be to fork.
+        """
+        told = self._told.get(space, {})
+        asked = any(told.values()) and all(peer in told for peer in self._linked)
+        wait_us = self._config.own_head_min_us if asked else self._config.own_head_wait_us
+        if waited_us < wait_us or self._head_seq(space) < self._ahead.get(space, -1):
             return []
         del self._unsure[space]
-        return [Local(SpaceOpened(space)), *([] if asked else [Count("own_head_unasked")])]
+        self._told.pop(space, None)
+        return [Local(SpaceOpened(space)), *([] if any(told.values()) else [Count("own_head_unasked")])]
+
+    def _head_seq(self, space: bytes) -> int:
+        head = self._logs[space].head(self._me) if space in self._logs else None
+        return head[0] if head else -1
+
+    def _note_own(self, op: Op, now_us: int) -> list[Effect]:
+        """An own op came back that cannot be accepted yet: the store was rolled back, cleanly stopped or not."""
+        self._ahead[op.space] = max(op.seq, self._ahead.get(op.space, -1))
+        if op.space in self._unsure:
+            return []
+        self._unsure[op.space] = now_us
+        return self._own_head_timer(now_us)
 
     # ---- taking
 
@@ -218,11 +269,20 @@ class Replication:
         for wire in wires:
             try:
                 op = decode_wire_op(wire)
-                log = self._open_log(op.space)
+                log = self._log_for(op.space)
             except (DecodeError, Refused) as exc:
                 effects.append(Count(f"ops_refused_{exc.code}"))
                 continue
+            if not self._may_wait(source, log, op):
+                effects.append(Count("ops_refused_waiting"))
+                continue
             added = log.add(op, swarm_ms=self._clock.now_ms(now_us))
+            if self._unsure_new and op.space not in self._logs:
+                self._unsure[op.space] = now_us
+                effects.append(Local(HeadUnsure(source, op.space)))
+            self._keep_log(log, added)
+            if op.author == self._me and added.status in ("pending", "quarantined"):
+                effects += self._note_own(op, now_us)
             accepted += added.ops
             effects += [*self._learn(op.space, added), *self._quarantine_timer(op.space, log, added, now_us)]
             if added.missing:
@@ -253,7 +313,9 @@ class Replication:
         return [SetTimer(TimerKey(MACHINE, "quarantine", space), now_us + wait_us)]
 
     def _on_quarantine(self, space: bytes, now_us: int) -> list[Effect]:
-        log = self._logs[space]
+        log = self._logs.get(space)
+        if log is None:
+            return []
         added = log.due(self._clock.now_ms(now_us))
         effects = self._learn(space, added)
         if added.ops:
@@ -265,12 +327,42 @@ class Replication:
         return effects
 
     def _open_log(self, space: bytes) -> SpaceLog:
-        log = self._logs.get(space)
-        if log is None:
-            if len(self._logs) >= self._config.spaces_max:
-                raise Refused(f"this node holds {self._config.spaces_max} spaces already")
-            log = self._logs[space] = SpaceLog(space, rules=self._rules())
+        log = self._logs[space] = self._log_for(space)
+        self._unproved.pop(space, None)
         return log
+
+    def _log_for(self, space: bytes) -> SpaceLog:
+        """The log of a space, or a new one that is not kept yet."""
+        log = self._logs.get(space)
+        if log is not None:
+            return log
+        if len(self._logs) - len(self._unproved) >= self._config.spaces_max:
+            raise Refused(f"this node holds {self._config.spaces_max} spaces already")
+        return SpaceLog(space, rules=self._rules())
+
+    def _keep_log(self, log: SpaceLog, added: Added) -> None:
+        """Keep a new log for an op that was taken; for one that waits, only among a bounded number of such logs."""
+        space = log.space
+        if len(log):
+            self._logs[space] = log
+            self._unproved.pop(space, None)
+        elif space not in self._logs and added.status in ("pending", "quarantined"):
+            self._logs[space] = log
+            self._unproved[space] = None
+            if len(self._unproved) > self._config.spaces_unproved_max:
+                self._drop_unproved(next(iter(self._unproved)))
+        elif space not in self._logs:
+            self._unsure.pop(space, None)
+
+    def _drop_unproved(self, space: bytes) -> None:
+        del self._unproved[space], self._logs[space]
+        self._unsure.pop(space, None)
+
+    def _may_wait(self, source: PeerID, log: SpaceLog, op: Op) -> bool:
+        """False for an op that would wait for others while its source has too much waiting; repair brings it later."""
+        if log.settled(op.id) or all(ref in log for ref in op.refs):
+            return True
+        return self._charges.charge(source, op, self._logs)
 
     def _rules(self) -> LogRules:
         return LogRules(
@@ -295,6 +387,7 @@ class Replication:
     def _on_saved(self, saved: _Saving) -> list[Effect]:
         by_space: dict[bytes, list[Op]] = {}
         for op in saved.ops:
+            self._untold.pop(op.id, None)
             by_space.setdefault(op.space, []).append(op)
         effects: list[Effect] = []
         if saved.source is None:
@@ -321,8 +414,13 @@ class Replication:
         if log is None or not self._verify(peer, signed, receipt.sig):
             return [Count("receipts_refused")]
         own = tuple(i for i in receipt.ids if (op := log.get(i)) is not None and op.author == self._me)
+        own = tuple(i for i in own if self._wants_receipt(i, peer))
         rows = tuple(ReceiptRow(i, peer, receipt.level, receipt.sig) for i in own)
         return [Persist(self._jobs.next(), rows), Local(Acked(receipt.space, peer, own))] if own else []
+
+    def _wants_receipt(self, op_id: bytes, holder: bytes) -> bool:
+        known = [each for each, _ in self._store.receipts(op_id)]
+        return holder not in known and len(known) < self._config.receipts_per_op_max
 
 
 def push(peer: PeerID, ops: list[Op]) -> list[Effect]:

@@ -213,9 +213,22 @@ class SpaceLog:
         """How many ops are kept."""
         return self._retention.kept.all.count
 
+    def waits(self, op_id: bytes) -> bool:
+        """True iff the op is here and waits for other ops."""
+        return op_id in self._pending
+
+    def settled(self, op_id: bytes) -> bool:
+        """True iff the op is here in any state, or refused: nobody needs to send it."""
+        return self._standing(op_id) is not None
+
     def get(self, op_id: bytes) -> Op | None:
         """A kept op."""
         return self._entries[op_id].op if op_id in self._retention.kept.ids else None
+
+    def held(self, op_id: bytes) -> Op | None:
+        """An accepted op, kept or set aside: who asks for it by id has an op that stands on it."""
+        entry = self._entries.get(op_id)
+        return None if entry is None else entry.op
 
     def record(self, op_id: bytes) -> Record | None:
         """The parsed body of an accepted op; None for one that fits no model."""

@@ -78,8 +78,8 @@ class SignedRecord:
         return (self.seq, self.hash)
 
     def live(self, now_ms: int) -> bool:
-        """True while it may be used and offered."""
-        return now_ms < self.expiry_ms
+        """True while it may be used and offered; never a withdrawal, even one that lies ahead of the own clock."""
+        return not self.withdrawal and now_ms < self.expiry_ms
 
     def acceptable(self, now_ms: int) -> bool:
         """True if its times are possible now: live, and not longer than a record may live.

@@ -31,11 +31,12 @@ IDS_MAX: Final = 256
 RECORD_BYTES_MAX: Final = 8 * 1024
 RECORDS_MAX: Final = 8
 TAIL_BYTES_MAX: Final = 1024
+SHORT_CHARS_MAX: Final = 300
 
 ReqId = Annotated[int, Field(ge=0, le=2**32 - 1)]
 WireOp = Annotated[bytes, Field(max_length=OP_BYTES_MAX)]
 Digest12 = Annotated[bytes, Field(min_length=12, max_length=12)]
-ShortText = Annotated[str, Field(max_length=300)]
+ShortText = Annotated[str, Field(max_length=SHORT_CHARS_MAX)]
 Addr = Annotated[str, Field(max_length=256)]
 
 

@@ -140,6 +140,12 @@ def test_a_failed_write_is_told_and_nothing_is_acknowledged(error: StoreError | 
     assert isinstance(dict(a.notices)["store_failed"], StoreError)
     assert not a.heard(Durable)
     assert not world.frames(OpBatch)
+
+
+@pytest.mark.parametrize("error", [StoreError("disk full"), EngineError("odd")])
+def test_a_failed_write_at_the_receiver_gives_no_receipt(error: StoreError | EngineError) -> None:
+    world = linked("A", "B")
+    world.hold_writes = {"A", "B"}
     world.write("A", unit("y"))
     world.release("A")
     world.run(seconds(1))
@@ -435,7 +441,7 @@ def test_after_an_unclean_stop_a_peers_word_opens_the_space_soon() -> None:
     world.add("A", store=world.stop("A"), inst=2, clean=False)
     assert not world.nodes["A"].replication.writable(SPACE)
     world.link("A", "B")
-    world.run(seconds(1))
+    world.run(seconds(3))
     assert world.write("A", unit("y")).prev == op.id
     assert world.nodes["A"].counters["own_head_unasked"] == 0
 
