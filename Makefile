@@ -37,7 +37,7 @@ find_python = python=; \
 BUILD_HINT := hint: libp2p needs fastecdsa 2.3.2, which has no wheel and is compiled: C compiler, Python headers, GMP headers \
 	(Debian: apt-get install gcc python3-dev libgmp-dev; macOS: brew install gmp)
 
-.PHONY: help .venv demo test lint fix hooks constraints python clean
+.PHONY: help .venv demo test lint bench fix hooks constraints python clean
 
 help: ## what there is
 	@awk -F ':.*## ' '/^[a-z.]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP) ## three daemons answer one question while one of them is killed
 	$(BIN)/masos demo
+
+bench: $(STAMP) ## every figure beside its baseline
+	$(BIN)/masos bench all
 
 test: $(STAMP) ## the whole suite
 	$(BIN)/pytest --no-header

@@ -521,14 +521,17 @@ def test_a_dropped_op_is_answered_with_the_fork_that_burnt_its_author() -> None:
     assert answer.forks == ((twins[0].wire(), twins[1].wire()),)
 
 
-def test_what_is_aside_at_one_replica_comes_to_another_where_a_kept_op_waits_for_it() -> None:
-    """C's op stands on a twin of a fork that neither of the two smallest ids is; C is gone, its op is not lost."""
+@pytest.mark.parametrize("equal", [False, True], ids=["digests_differ", "digests_are_equal"])
+def test_what_is_aside_at_one_replica_comes_to_another_where_a_kept_op_waits_for_it(*, equal: bool) -> None:
+    """C's op stands on the third twin of a fork; C is gone, its op is not lost."""
     trunk = chain_by(keypair("F"), 2)
     twins = sorted((op_by(keypair("F"), 2, trunk[1], record=unit(f"{n}")) for n in range(3)), key=lambda op: op.id)
-    honest = op_by(keypair("C"), 1, op_by(keypair("C"), 0, None), (twins[2],), record=unit("honest"))
+    join = op_by(keypair("C"), 0, None)
+    honest = op_by(keypair("C"), 1, join, (twins[2],), record=unit("honest"))
     world = two()
-    feed(world, "A", [*trunk, *twins])
-    feed(world, "B", [*trunk, op_by(keypair("C"), 0, None), honest])
+    feed(world, "A", [*trunk, *twins, *([join] if equal else [])])
+    feed(world, "B", [*trunk, *(twins[:2] if equal else []), join, honest])
+    assert (world.nodes["A"].digest() == world.nodes["B"].digest()) == equal
     world.link("A", "B")
     for _ in range(3):
         sync(world, "A", "B")

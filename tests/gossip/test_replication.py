@@ -15,7 +15,9 @@ from protocol.machine import JobDone, JobId, Persist, Received, Send
 from protocol.messages import (
     BATCH_BYTES_MAX,
     BATCH_OPS_MAX,
+    Fetched,
     GetLog,
+    GetOps,
     Heads,
     OpBatch,
     Receipt,
@@ -80,6 +82,28 @@ def test_nothing_is_pushed_or_told_durable_before_it_is_on_disk() -> None:
     world.run(seconds(0.5))
     assert [event.ids[-1] for event in a.heard(Durable)] == [op.id]
     assert batches(world, "A") == list(a.heard(Durable)[0].ids)
+
+
+def test_a_peer_that_asks_gets_no_own_op_that_is_not_on_disk() -> None:
+    """A crash may take the op, and another get its place: who knows both knows a fork."""
+    world = linked("A", "B")
+    first = world.write("A", unit("x"))
+    world.run(seconds(1))
+    world.hold_writes = {"A"}
+    second = world.write("A", unit("y"))
+    world.sent.clear()
+    for ask in (
+        GetLog(1, SPACE, first.author, 0, 9),
+        GetLog(2, SPACE, first.author, second.seq, second.seq),
+        GetOps(3, SPACE, (second.id,)),
+    ):
+        world.give("A", "B", ask)
+    given = {decode_wire_op(wire).id for frame in world.frames(Fetched, "A") for wire in frame.ops}
+    assert first.id in given
+    assert second.id not in given
+    world.release("A")
+    world.give("A", "B", GetOps(4, SPACE, (second.id,)))
+    assert [decode_wire_op(wire).id for wire in world.frames(Fetched, "A")[-1].ops] == [second.id]
 
 
 def test_writes_of_one_step_are_one_persist_and_an_idle_step_writes_nothing() -> None:

@@ -64,7 +64,8 @@ def hostile_view() -> dict[str, object]:
     """A view in which every text of others is hostile."""
     turn: dict[str, object] = {
         "step": 1, "done": "aa", "outcome": "next", "epoch": 0, "peer": HOSTILE, "role": HOSTILE, "agent": HOSTILE,
-        "summary": HOSTILE, "content": HOSTILE, "verdict": HOSTILE, "model": HOSTILE, "quality": HOSTILE, "tokens": 7, "ms": 3, "finality": "final",
+        "summary": HOSTILE, "content": HOSTILE, "verdict": HOSTILE,
+        "model": HOSTILE, "quality": HOSTILE, "tokens": 7, "ms": 3, "finality": "final",
         "votes": 1, "context": [{"unit": "bb", "tokens": 5, "role": HOSTILE, "summary": HOSTILE}],
     }  # fmt: skip
     vector = {"tokens": None, "calls": 3, "ms": 5, "micro_money": 0}

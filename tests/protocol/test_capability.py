@@ -168,7 +168,7 @@ def test_the_order_of_versions_is_total_and_the_same_whatever_came_first(content
 def test_a_record_is_used_until_its_expiry_and_taken_only_while_its_times_are_possible(ttl: int, age: int) -> None:
     record = read(make_record(PUBLISHER, PeerValue(addrs=()), seq=1, issued_ms=NOW, ttl_ms=ttl))
     now = NOW + age
-    assert record.live(now) == (0 < ttl and age < ttl)
+    assert record.live(now) == (ttl > 0 and age < ttl)
     if age < -FUTURE_MS_MAX:
         assert not record.acceptable(now)
     elif ttl:
