@@ -116,7 +116,7 @@ class Repair:
     def _on_frame(self, peer: PeerID, frame: Frame, now_us: int) -> list[Effect]:
         match frame:
             case Digests(_, spaces):
-                return self._on_digests(peer, spaces)
+                return self._on_digests(peer, spaces, now_us)
             case Heads():
                 return self._on_heads(peer, frame, now_us)
             case GetLog() | GetOps() | GetIds():
@@ -134,12 +134,14 @@ class Repair:
         chunks = [rows[start : start + DIGESTS_MAX] for start in range(0, len(rows) + 1, DIGESTS_MAX)]
         return [Send(peer, Lane.BULK, Digests(self._next_req(), tuple(chunk))) for chunk in chunks]
 
-    def _on_digests(self, peer: PeerID, theirs: tuple[tuple[bytes, bytes], ...]) -> list[Effect]:
+    def _on_digests(self, peer: PeerID, theirs: tuple[tuple[bytes, bytes], ...], now_us: int) -> list[Effect]:
         effects: list[Effect] = []
         for space, digest in theirs:
             log = self._logs.log(space)
             if log is not None and log.digest() == digest:
                 self._logs.own_head_told(space, peer, agrees=True)
+                # Digests are over kept ops: equal ones do not say that nothing here waits for what is aside there.
+                effects += self._want(peer, space, tuple(log.missing()[:IDS_MAX]), now_us)
             else:
                 effects.append(Send(peer, Lane.BULK, self._heads(space, want=True)))
         listed = self._listing.setdefault(peer, {})
@@ -234,7 +236,10 @@ class Repair:
         log = self._logs.log(answer.space)
         fresh = tuple(i for i in answer.ids if log is None or not log.settled(i))
         effects = self._want(peer, answer.space, fresh, now_us)
-        if answer.more is not None and answer.more > first and len(answer.ids) >= _PAGE_IDS_MIN:
+        here = [op for i in answer.ids if log is not None and (op := log.get(i)) is not None]
+        honest = len(answer.ids) >= _PAGE_IDS_MIN and all(op.seq >= first for op in here)
+        vain = len(self._vain.get(peer, ())) >= _VAIN_MAX
+        if answer.more is not None and answer.more > first and honest and not vain:
             effects += self._request(peer, GetIds(0, answer.space, answer.author, answer.more), now_us)
         return effects
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from typing import Any
@@ -437,6 +438,33 @@ def test_a_peer_whose_list_of_ids_never_ends_is_not_asked_for_ever(ids: tuple[by
         return Fetched(ask.req, ask.space, (), (), (), more=True)
 
     assert answer_until_silent(peer, answer) <= 5
+
+
+@pytest.mark.parametrize("step", [0, IDS_MAX])
+def test_a_peer_that_makes_up_full_pages_of_ids_is_not_asked_for_ever(step: int) -> None:
+    peer = Alone()
+    feed(peer.world, "A", chain_by(keypair("C"), 3))
+    peer.give(Heads(1, SPACE, want=False, authors=(head(C, 2, count=7),)))
+    made_up = itertools.count()
+
+    def answer(ask: Any) -> Any:
+        if isinstance(ask, GetIds):
+            page = tuple(next(made_up).to_bytes(32, "big") for _ in range(IDS_MAX))
+            return IdList(ask.req, ask.space, ask.author, page, ask.first + step)
+        return Fetched(ask.req, ask.space, (), (), (), more=False)
+
+    assert answer_until_silent(peer, answer) <= 50
+
+
+@pytest.mark.parametrize("step", [0, IDS_MAX])
+def test_a_peer_that_lists_again_and_again_what_is_here_is_not_asked_for_ever(step: int) -> None:
+    peer = Alone()
+    ops = chain_by(keypair("C"), IDS_MAX)
+    feed(peer.world, "A", ops)
+    peer.give(Heads(1, SPACE, want=False, authors=(head(C, IDS_MAX - 1, count=9999),)))
+    page = tuple(op.id for op in ops)
+    asked = answer_until_silent(peer, lambda ask: IdList(ask.req, ask.space, ask.author, page, ask.first + step))
+    assert 0 < asked <= 3
 
 
 def test_a_head_that_nobody_can_prove_is_asked_for_once_an_exchange() -> None:
