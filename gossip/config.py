@@ -24,6 +24,7 @@ class GossipConfig:
     own_head_min_us: int = 2_000_000  # and how long at least, so that more than the nearest peer is heard
     own_head_wait_us: int = 10_000_000  # after an unclean stop: how long to wait for a peer that may know more
     spaces_max: int = 10_000
+    spaces_per_author_max: int = 1_000  # kept spaces that one author may have begun
     spaces_unproved_max: int = 64  # spaces of which only waiting ops are here; the oldest goes first
     receipts_per_op_max: int = 8
     pending_bytes_per_peer_max: int = 1 << 20

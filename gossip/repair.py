@@ -164,14 +164,17 @@ class Repair:
         effects: list[Effect] = [Send(peer, Lane.BULK, self._heads(heads.space, want=False))] if heads.want else []
         log = self._logs.log(heads.space)
         rows = {author: (seq, count, digest) for author, seq, count, digest in heads.authors}
+        own_asked = False
         for author, theirs in rows.items():
             ask = self._ask_for(log, heads.space, author, theirs)
             if ask is not None:
+                own_asked = own_asked or author == self._me
                 effects += self._request(peer, ask, now_us)
         if log is not None:  # what waits here may stand on ops that no list of kept ids names
             effects += self._want(peer, heads.space, tuple(log.missing()[:IDS_MAX]), now_us)
-        if log is not None and rows and _within(rows.get(self._me, _NO_OPS), log.author_digest(self._me)):
-            self._logs.own_head_told(heads.space, peer, agrees=True)
+        if log is not None and rows and not own_asked:
+            agrees = rows.get(self._me, _NO_OPS) == log.author_digest(self._me)
+            self._logs.own_head_told(heads.space, peer, agrees=agrees)
         return effects
 
     def _ask_for(
@@ -317,11 +320,6 @@ def _id_page(log: SpaceLog, author: bytes, first: int) -> tuple[tuple[bytes, ...
     if len(whole) < _PAGE_IDS_MIN:  # hundreds of ops at one seq: who needs the rest asks for it by id
         return tuple(ids[:IDS_MAX]), seqs[-1] + 1
     return tuple(whole), seqs[-1]
-
-
-def _within(theirs: tuple[int, int, bytes], ours: tuple[int, int, bytes]) -> bool:
-    """True iff a peer knows of a chain what is here, or a shorter part of it without a fork."""
-    return theirs == ours or (theirs[0] < ours[0] and theirs[1] == theirs[0] + 1)
 
 
 def _same(a: _Ask, b: _Ask) -> bool:

@@ -14,12 +14,14 @@ Repair (gossip/repair.py) fills what pushing lost; this file never asks a peer f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gossip.charges import Charges
 from gossip.context import Context
 from gossip.events import Acked, Durable, HeadUnsure, Linked, Missing, SpaceChanged, SpaceOpened, Unlinked
+from gossip.own_head import OwnHeads
 from gossip.space_log import Added, LogRules, SpaceLog
+from gossip.space_table import SpaceTable
 from protocol.admission import check_chain
 from protocol.clock import HybridClock
 from protocol.errors import DecodeError, Refused, StoreError
@@ -84,17 +86,14 @@ class Replication:
         self._jobs = ctx.jobs
         self._store = ctx.store
         self._verify = ctx.verify
-        self._logs: dict[bytes, SpaceLog] = {}
+        self._table = SpaceTable(ctx.config, self._rules())
+        self._logs = self._table.logs
+        self._heads = OwnHeads(ctx.config)
+        self._joined: dict[bytes, tuple[bytes, ...]] = {}  # space -> certificate of the own last join there
         self._unsaved: list[Op] = []
         self._saving: dict[JobId, _Saving] = {}
         self._linked: dict[PeerID, None] = {}
-        self._unsure: dict[bytes, int] = {}  # space -> boot time at which its own head became uncertain
-        self._unsure_new = False  # so is it in spaces that peers tell of: the store may be older than they
-        self._unproved: dict[bytes, None] = {}  # spaces of which only waiting ops are here
-        self._told: dict[bytes, dict[PeerID, bool]] = {}  # unsure space -> who said all of the own head, and agrees
-        self._boot_us = 0
         self._untold: dict[bytes, None] = {}  # own ops that are not on disk: nobody may learn of them
-        self._ahead: dict[bytes, int] = {}  # highest seq of an own op that waits for others: its place is taken
         self._charges = Charges(ctx.config.pending_bytes_per_peer_max)
         self._denied: set[bytes] = set()
 
@@ -106,11 +105,11 @@ class Replication:
 
     def spaces(self) -> list[bytes]:
         """Every space of which this node holds an op, in byte order."""
-        return sorted(space for space in self._logs if space not in self._unproved)
+        return self._table.kept()
 
     def writable(self, space: bytes) -> bool:
         """False while the own head in the space is not certain."""
-        return space not in self._unsure
+        return space not in self._heads
 
     def tellable(self, op_id: bytes) -> bool:
         """False for an own op that is not on this node's disk yet: a crash may take it, and another get its place."""
@@ -118,7 +117,7 @@ class Replication:
 
     def unsure(self) -> list[bytes]:
         """Spaces that wait for a peer's word on the own head."""
-        return sorted(self._unsure)
+        return self._heads.all()
 
     @property
     def denied(self) -> frozenset[bytes]:
@@ -133,14 +132,23 @@ class Replication:
         """
         if not self.writable(space):
             raise Refused("own head in this space is not certain yet", hint="wait for a peer, or some seconds")
-        log = self._open_log(space)
+        log = self._table.open(space)
         if log.silenced(self._me) and KIND_OF[type(draft.record)] not in SIGNED_BODIES:
             raise Refused("this node is burnt or denied in this space", hint="another node may write there")
         effects: list[Effect] = []
-        if log.head(self._me) is None:
+        if self._own_certificate(space, log) != self._chain:
             _, effects = self._write(space, log, Draft(Join(cert=self._chain)), now_us)
+            self._joined[space] = self._chain
         op, more = self._write(space, log, draft, now_us)
         return op, effects + more
+
+    def _own_certificate(self, space: bytes, log: SpaceLog) -> tuple[bytes, ...] | None:
+        """The certificate of the last own join: a renewed one is a further join in the chain (protocol.md §3)."""
+        head = log.head(self._me)
+        if head is not None and space not in self._joined:
+            records = [log.record(op.id) for op in log.log(self._me, 0, head[0]) if op.kind == OpKind.JOIN]
+            self._joined[space] = next((r.cert for r in reversed(records) if isinstance(r, Join)), ())
+        return self._joined.get(space)
 
     def _write(self, space: bytes, log: SpaceLog, draft: Draft, now_us: int) -> tuple[Op, list[Effect]]:
         head = log.head(self._me)
@@ -155,7 +163,7 @@ class Replication:
         # An own stamp may lie ahead of swarm time by eps at most; it is never quarantined here.
         added = log.add(op, swarm_ms=stamp >> 16, verified=True)
         if added.status != "accepted":
-            raise Refused(f"own op was not accepted: {added.reason}", hint="see `masos status` and `masos doctor`")
+            raise Refused(f"own op was not accepted: {added.reason}", hint="see `masos status`")
         self._unsaved.append(op)
         self._untold[op.id] = None
         return op, [Local(SpaceChanged(space, added))]
@@ -206,59 +214,41 @@ class Replication:
     def _on_boot(self, boot: Boot, now_us: int) -> list[Effect]:
         effects: list[Effect] = []
         for space in self._store.spaces():
-            log = self._open_log(space)
+            log = self._table.open(space)
             for op in self._store.ops(space):
-                added = log.add(op, swarm_ms=op.hlc >> 16, verified=True)
+                log.add(op, swarm_ms=op.hlc >> 16, verified=True)
                 if op.author == self._me:
                     self._hlc.high_water = max(self._hlc.high_water, op.hlc)
-                effects += self._learn(space, added)
-            if not boot.clean:
-                self._unsure[space] = now_us
-        self._unsure_new, self._boot_us = not boot.clean, now_us
+            effects += self._learn(space, Added("accepted", ops=tuple(log.kept())))  # one notice, however many ops
+        self._heads.boot(self._table.kept(), now_us, clean=boot.clean)
         return effects + self._own_head_timer(now_us)
 
     def _own_head_timer(self, now_us: int) -> list[Effect]:
-        if not self._unsure and not self._unsure_new:
+        if not self._heads.pending:
             return []
         return [SetTimer(TimerKey(MACHINE, "own_head"), now_us + self._config.own_head_min_us // 2)]
 
     def _on_own_head_timer(self, now_us: int) -> list[Effect]:
-        self._unsure_new = self._unsure_new and now_us - self._boot_us < self._config.own_head_wait_us
-        effects = [effect for space in self.unsure() for effect in self._settle(space, now_us - self._unsure[space])]
+        self._heads.tick(now_us)
+        effects: list[Effect] = []
+        for space in self._heads.all():
+            agreed = self._heads.settle(space, self._head_seq(space), self._linked, now_us)
+            if agreed is not None:
+                effects += [Local(SpaceOpened(space)), *([] if agreed else [Count("own_head_unasked")])]
         return effects + self._own_head_timer(now_us)
 
     def own_head_told(self, space: bytes, peer: PeerID, *, agrees: bool) -> None:
-        """A peer said all it knows of the own head. `agrees`: it holds the space, and no own op that is not here."""
-        if space in self._unsure:
-            told = self._told.setdefault(space, {})
-            told[peer] = agrees or told.get(peer, False)
-
-    def _settle(self, space: bytes, waited_us: int) -> list[Effect]:
-        """Open a space once every linked peer has told and one agrees, or when time is up.
-
-        One word is not enough: the peer that is reached first may itself have been away. And never while an own op is
-        known that waits for others: to write now would be to fork.
-        """
-        told = self._told.get(space, {})
-        asked = any(told.values()) and all(peer in told for peer in self._linked)
-        wait_us = self._config.own_head_min_us if asked else self._config.own_head_wait_us
-        if waited_us < wait_us or self._head_seq(space) < self._ahead.get(space, -1):
-            return []
-        del self._unsure[space]
-        self._told.pop(space, None)
-        return [Local(SpaceOpened(space)), *([] if any(told.values()) else [Count("own_head_unasked")])]
+        """A peer said all it knows of the own head (gossip/own_head.py)."""
+        self._heads.told(space, peer, agrees=agrees)
 
     def _head_seq(self, space: bytes) -> int:
         head = self._logs[space].head(self._me) if space in self._logs else None
         return head[0] if head else -1
 
     def _note_own(self, op: Op, now_us: int) -> list[Effect]:
-        """An own op came back that cannot be accepted yet: the store was rolled back, cleanly stopped or not."""
-        self._ahead[op.space] = max(op.seq, self._ahead.get(op.space, -1))
-        if op.space in self._unsure:
-            return []
-        self._unsure[op.space] = now_us
-        return self._own_head_timer(now_us)
+        known = op.space in self._heads
+        self._heads.ahead(op.space, op.seq, now_us)
+        return [] if known else self._own_head_timer(now_us)
 
     # ---- taking
 
@@ -269,27 +259,44 @@ class Replication:
         for wire in wires:
             try:
                 op = decode_wire_op(wire)
-                log = self._log_for(op.space)
+                log = self._table.log_for(op.space)
             except (DecodeError, Refused) as exc:
                 effects.append(Count(f"ops_refused_{exc.code}"))
                 continue
-            if not self._may_wait(source, log, op):
+            if not self._may_wait(source, log, op, now_us):
                 effects.append(Count("ops_refused_waiting"))
                 continue
             added = log.add(op, swarm_ms=self._clock.now_ms(now_us))
-            if self._unsure_new and op.space not in self._logs:
-                self._unsure[op.space] = now_us
-                effects.append(Local(HeadUnsure(source, op.space)))
-            self._keep_log(log, added)
+            effects += [
+                *self._doubt_new(source, log, now_us),
+                *self._follow(log, added, accepted),
+                *self._quarantine_timer(op.space, log, added, now_us),
+            ]
             if op.author == self._me and added.status in ("pending", "quarantined"):
                 effects += self._note_own(op, now_us)
-            accepted += added.ops
-            effects += [*self._learn(op.space, added), *self._quarantine_timer(op.space, log, added, now_us)]
             if added.missing:
                 effects.append(Local(Missing(source, op.space, added.missing)))
         if accepted:
             effects.append(self._persist(tuple(accepted), source))
         return effects
+
+    def _doubt_new(self, source: PeerID, log: SpaceLog, now_us: int) -> list[Effect]:
+        """A space that the store does not know, soon after boot: the peer may know own ops in it."""
+        if not self._heads.new_unsure or log.space in self._logs:
+            return []
+        self._heads.doubt(log.space, now_us)
+        return [Local(HeadUnsure(source, log.space))]
+
+    def _follow(self, log: SpaceLog, added: Added, accepted: list[Op]) -> list[Effect]:
+        """What became of an op: ops of a kept space are told and stored, all of them once it becomes kept."""
+        if self._table.note(log, waiting=added.status in ("pending", "quarantined")):
+            added = replace(added, ops=tuple(log.kept()))
+        if not self._table.is_kept(log.space):
+            if log.space not in self._logs:
+                self._heads.forget(log.space)
+            return [Count(f"ops_{added.status}")] if added.status != "accepted" else []
+        accepted += added.ops
+        return self._learn(log.space, added)
 
     def _learn(self, space: bytes, added: Added) -> list[Effect]:
         effects: list[Effect] = []
@@ -316,51 +323,20 @@ class Replication:
         log = self._logs.get(space)
         if log is None:
             return []
-        added = log.due(self._clock.now_ms(now_us))
-        effects = self._learn(space, added)
-        if added.ops:
-            effects.append(self._persist(added.ops, None))
+        accepted: list[Op] = []
+        effects = self._follow(log, log.due(self._clock.now_ms(now_us)), accepted)
+        if accepted:
+            effects.append(self._persist(tuple(accepted), None))
         due_ms = log.next_due_ms()
         if due_ms is not None:
             wait_us = max(1, due_ms - self._clock.now_ms(now_us)) * 1000
             effects.append(SetTimer(TimerKey(MACHINE, "quarantine", space), now_us + wait_us))
         return effects
 
-    def _open_log(self, space: bytes) -> SpaceLog:
-        log = self._logs[space] = self._log_for(space)
-        self._unproved.pop(space, None)
-        return log
-
-    def _log_for(self, space: bytes) -> SpaceLog:
-        """The log of a space, or a new one that is not kept yet."""
-        log = self._logs.get(space)
-        if log is not None:
-            return log
-        if len(self._logs) - len(self._unproved) >= self._config.spaces_max:
-            raise Refused(f"this node holds {self._config.spaces_max} spaces already")
-        return SpaceLog(space, rules=self._rules())
-
-    def _keep_log(self, log: SpaceLog, added: Added) -> None:
-        """Keep a new log for an op that was taken; for one that waits, only among a bounded number of such logs."""
-        space = log.space
-        if len(log):
-            self._logs[space] = log
-            self._unproved.pop(space, None)
-        elif space not in self._logs and added.status in ("pending", "quarantined"):
-            self._logs[space] = log
-            self._unproved[space] = None
-            if len(self._unproved) > self._config.spaces_unproved_max:
-                self._drop_unproved(next(iter(self._unproved)))
-        elif space not in self._logs:
-            self._unsure.pop(space, None)
-
-    def _drop_unproved(self, space: bytes) -> None:
-        del self._unproved[space], self._logs[space]
-        self._unsure.pop(space, None)
-
-    def _may_wait(self, source: PeerID, log: SpaceLog, op: Op) -> bool:
-        """False for an op that would wait for others while its source has too much waiting; repair brings it later."""
-        if log.settled(op.id) or all(ref in log for ref in op.refs):
+    def _may_wait(self, source: PeerID, log: SpaceLog, op: Op, now_us: int) -> bool:
+        """False for an op that would have to wait while its source has too much waiting; repair brings it later."""
+        due = op.hlc >> 16 <= self._clock.now_ms(now_us)
+        if log.settled(op.id) or (due and all(ref in log for ref in op.refs)):
             return True
         return self._charges.charge(source, op, self._logs)
 

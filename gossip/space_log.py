@@ -87,7 +87,7 @@ class SpaceLog:
         self._acceptance = Acceptance(space, rules, self._entries)
         self._retention = Retention(self._entries, rules.aside_max)
         self._pending = Pending(rules.pending_max, rules.pending_bytes_max)
-        self._quarantine = Quarantine(rules.quarantine_max)
+        self._quarantine = Quarantine(rules.quarantine_max, rules.pending_bytes_max)
         self._rejected: dict[bytes, str] = {}
 
     # ---- taking ops

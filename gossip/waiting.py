@@ -86,8 +86,10 @@ class Pending:
 class Quarantine:
     """Ops by the swarm time at which they are due. Full: the farthest goes, be it the new one."""
 
-    def __init__(self, count_max: int) -> None:
+    def __init__(self, count_max: int, bytes_max: int) -> None:
         self._count_max = count_max
+        self._bytes_max = bytes_max
+        self._bytes = 0
         self._ops: dict[bytes, tuple[int, Op]] = {}
         self._soonest: list[tuple[int, bytes]] = []
         self._farthest: list[tuple[int, bytes]] = []
@@ -101,9 +103,10 @@ class Quarantine:
     def add(self, op: Op, due_ms: int) -> bool:
         """Hold an op; False when the table is full of ops that are due before it."""
         self._ops[op.id] = (due_ms, op)
+        self._bytes += _size(op)
         heapq.heappush(self._soonest, (due_ms, op.id))
         heapq.heappush(self._farthest, (-due_ms, op.id))
-        if len(self._ops) > self._count_max:
+        while len(self._ops) > self._count_max or self._bytes > self._bytes_max:
             self._drop_farthest()
         self._sweep()
         return op.id in self._ops
@@ -112,7 +115,7 @@ class Quarantine:
         """Takes out what is due, the earliest first."""
         found = []
         while (due_ms := self.next_due_ms()) is not None and due_ms <= swarm_ms:
-            found.append(self._ops.pop(heapq.heappop(self._soonest)[1])[1])
+            found.append(self._take(heapq.heappop(self._soonest)[1]))
         return found
 
     def next_due_ms(self) -> int | None:
@@ -122,8 +125,14 @@ class Quarantine:
         return self._soonest[0][0] if self._soonest else None
 
     def _drop_farthest(self) -> None:
-        while self._ops.pop(heapq.heappop(self._farthest)[1], None) is None:
+        while (op_id := heapq.heappop(self._farthest)[1]) not in self._ops:
             pass  # an op that has left already
+        self._take(op_id)
+
+    def _take(self, op_id: bytes) -> Op:
+        _, op = self._ops.pop(op_id)
+        self._bytes -= _size(op)
+        return op
 
     def _sweep(self) -> None:
         """Entries of ops that left stay in the heaps until they come up; make both anew before they pile up."""

@@ -177,17 +177,17 @@ class SimTransport:
         if self._dials.get(peer) != token:
             return
         if peer in self.ends:  # the peer's own dial was quicker
-            del self._dials[peer]
+            self._dials.pop(peer, None)
             return
         refusal = self._network.link(self, peer, addrs[0]) if answered else "connection refused or timed out"
         if refusal is None:
-            del self._dials[peer]
+            self._dials.pop(peer, None)
             return
         self._dial(peer, token, addrs[1:], [*reasons, f"{addrs[0]}: {refusal}"])
 
     def _dial_over(self, peer: PeerID, token: int, reason: str) -> None:
         if self._dials.get(peer) == token:
-            del self._dials[peer]
+            self._dials.pop(peer, None)
             self._give_up(peer, reason)
 
     def _give_up(self, peer: PeerID, reason: str) -> None:
