@@ -17,6 +17,7 @@ class GossipConfig:
     refusals_max: int = 32  # newest reasons shown in `status`
     records_max: int = 20_000  # replication.md §8: above it the DHT path
     records_per_publisher_max: int = 32  # its addresses and its agents; one peer cannot fill the map (case S3)
+    records_of_strangers_max: int = 256  # by keys whose admission is not known here; keys are free
     record_refresh_us: int = 2 * 3_600_000_000  # a third of the life of a record
     sync_every_us: int = 15_000_000  # ±50 %, against lock-step
     request_timeout_us: int = 10_000_000

@@ -48,6 +48,17 @@ class RecordChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnRecord:
+    """A peer gave a record that is signed with this node's key; from this life, an earlier one, or another node.
+
+    `newer`: than what this node had of its own.
+    """
+
+    record: SignedRecord
+    newer: bool
+
+
+@dataclass(frozen=True, slots=True)
 class SpaceChanged:
     """Ops of a space were accepted."""
 

@@ -6,6 +6,8 @@ that is valid at swarm time, not denied. Otherwise a typed `Bye` says why, and b
 Addresses to dial come from local configuration (ticket) and from peer records signed by that peer; never from
 what a third party claims. Every known peer that is not linked is dialled for ever, with exponential back-off and
 jitter, so a dead bootstrap is no error and a peer that comes back is found (case D3, complaint 1).
+
+Two nodes with one key are told by every peer that hears both, and the second one stops (gossip/lives.py).
 """
 
 from __future__ import annotations
@@ -15,15 +17,18 @@ from collections import deque
 from dataclasses import dataclass
 
 from gossip.config import GossipConfig
-from gossip.events import Leaving, Linked, RecordChanged, Unlinked
+from gossip.events import Leaving, Linked, OwnRecord, Publish, RecordChanged, Unlinked
+from gossip.lives import Life, Lives, OwnKey
+from gossip.pings import SEE_PEERS, PingPeer, Pings
 from protocol import versions
 from protocol.admission import Admission, Genesis, check_chain
-from protocol.capability import PeerValue
+from protocol.capability import PeerValue, SignedRecord
 from protocol.clock import SwarmClock
-from protocol.errors import DecodeError
+from protocol.errors import ConfigError, DecodeError, NotFound, PeerUnreachable, SwarmError, UsageError
 from protocol.machine import (
     Boot,
     ClockOffset,
+    Command,
     Count,
     Dial,
     DialFailed,
@@ -35,7 +40,9 @@ from protocol.machine import (
     PeerDown,
     PeerUp,
     Received,
+    Reply,
     Send,
+    SendDropped,
     SetTimer,
     Stopping,
     TimerFired,
@@ -46,7 +53,9 @@ from protocol.peer import ADDRESSES_PER_PEER_MAX, Multiaddr, PeerID, PeerInfo, p
 from protocol.transport import Lane
 
 MACHINE = "links"
+_DIAL_GUARD_US = 60_000_000
 REASON_CHARS_MAX = 300  # of a Bye (protocol/messages.py)
+PEER_CHARS_MIN = 4  # of a peer's text form, to name it by its end
 
 
 @dataclass(slots=True)
@@ -76,6 +85,15 @@ class Refusal:
     wall_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class PeerView:
+    """A link as the operator sees it: since when, when something was heard, the last round trip."""
+
+    since_us: int
+    heard_us: int
+    rtt_us: int | None
+
+
 class Links:
     """The machine. `clock` is shared with the other machines of the node; this one feeds it."""
 
@@ -89,8 +107,10 @@ class Links:
         self._rng = rng
         self._links: dict[PeerID, _Link] = {}
         self._known: dict[PeerID, _Known] = {}
-        self._ping_req = 0
+        self._pings = Pings(MACHINE)
         self._stopping = False
+        self._lives = Lives(config.known_peers_max)
+        self._own_key = OwnKey()
         self.denied: frozenset[bytes] = frozenset()
         self.refusals: deque[Refusal] = deque(maxlen=config.refusals_max)
 
@@ -103,6 +123,11 @@ class Links:
         """What a linked peer said of itself."""
         link = self._links.get(peer)
         return link.hello if link else None
+
+    def view_of(self, peer: PeerID) -> PeerView | None:
+        """How the link to a peer stands; None where there is none."""
+        link = self._links.get(peer)
+        return PeerView(link.since_us, link.heard_us, self._pings.rtt_us(peer)) if link else None
 
     def known(self) -> dict[PeerID, tuple[str, ...]]:
         """Every peer that may be dialled, with its addresses."""
@@ -135,12 +160,20 @@ class Links:
                 return self._refuse(peer, "peer_misbehaved", reason, now_us)
             case Received(peer, frame):
                 return self._on_frame(peer, frame, now_us)
-            case RecordChanged(record, live) if isinstance(record.value, PeerValue) and live:
-                return self._on_peer_record(PeerID(record.publisher), record.value, now_us)
+            case Publish(PeerValue() as value):
+                self._own_key.published = value
+                return []
+            case OwnRecord(record, newer):
+                return self._on_own_record(record, newer, now_us)
+            case RecordChanged(record, live) if isinstance(record.value, PeerValue):
+                peer = PeerID(record.publisher)
+                return self._on_peer_record(peer, record.value, now_us) if live else self._on_peer_gone(peer)
             case TimerFired(TimerKey(_, "ping")):
                 return self._on_ping_timer(now_us)
             case TimerFired(TimerKey(_, "dial", peer)) if isinstance(peer, bytes):
                 return self._dial(PeerID(peer), now_us)
+            case Command() | SendDropped(_, "Ping", _) | TimerFired(TimerKey(_, "pong")):
+                return self._on_ping_asked(event, now_us)
             case Stopping():
                 self._stopping = True
                 return []
@@ -152,6 +185,7 @@ class Links:
     # ---- links
 
     def _on_boot(self, now_us: int) -> list[Effect]:
+        self._own_key.begin(self._clock.now_ms(now_us))
         effects: list[Effect] = [SetTimer(TimerKey(MACHINE, "ping"), now_us + self._config.ping_every_us)]
         for peer in sorted(self._known):
             effects += self._dial(peer, now_us)
@@ -163,7 +197,31 @@ class Links:
             return self._bye(peer, *admission, now_us)
         self._clock.sample(peer, hello.wall_ms, now_us)
         self._links[peer] = _Link(hello, admission.exp_ms, now_us, now_us)
-        return [Local(Linked(peer, hello)), Notify("peers", ("up", peer))]
+        other = self._lives.heard(peer, hello, now_us)
+        told = self._tell_clash(peer, (hello.inst, hello.listen_addrs), other, now_us) if other is not None else []
+        return [Local(Linked(peer, hello)), Notify("peers", ("up", peer)), *told]
+
+    def _tell_clash(self, peer: PeerID, one: Life, other: Life, now_us: int) -> list[Effect]:
+        both = " and ".join(f"life {inst} at {', '.join(addrs[:2]) or 'no address'}" for inst, addrs in (one, other))
+        reason = f"two nodes use this key by turns, or a database was set back: {both}"
+        return self._note(peer, "identity_clash", reason, now_us)
+
+    def _note(self, peer: PeerID, code: str, reason: str, now_us: int) -> list[Effect]:
+        self.refusals.append(Refusal(peer_text(peer), code, reason[:REASON_CHARS_MAX], self._clock.wall_ms(now_us)))
+        return [Count(code)]
+
+    def _on_own_record(self, record: SignedRecord, newer: bool, now_us: int) -> list[Effect]:  # noqa: FBT001 - internal
+        """Another node may use the own key; the second of the two stops, the first says again where it is."""
+        verdict, published = self._own_key.judge(record, newer, now_us), self._own_key.published
+        if verdict == "nothing" or published is None or not isinstance(record.value, PeerValue):
+            return []
+        where = ", ".join(record.value.addrs[:2])
+        if verdict == "second":
+            hint = "one profile is one node: stop one of the two and make it a profile of its own with `masos init`"
+            error = ConfigError(f"another node runs with this node's key already, at {where}", hint=hint)
+            return [Notify("identity_clash", error)]
+        reason = f"another node was started with this node's key, at {where}: stop one of the two"
+        return [*self._note(self._me, "identity_clash", reason, now_us), Local(Publish(published))]
 
     def _admitted(self, peer: PeerID, hello: Hello, now_us: int) -> Admission | tuple[str, str]:
         """What the peer's certificate grants, or the code and reason of its refusal."""
@@ -198,7 +256,7 @@ class Links:
             if known is not None and now_us - link.since_us > self._config.silent_after_us:
                 known.backoff_us = 0  # it lasted; a peer that links and refuses at once is dialled ever less often
             self._clock.forget(peer)
-            effects += [Local(Unlinked(peer)), Notify("peers", ("down", peer))]
+            effects += [Local(Unlinked(peer)), Notify("peers", ("down", peer)), *self._pings.on_down(peer)]
         return effects + self._schedule_dial(peer, now_us)
 
     def _on_frame(self, peer: PeerID, frame: Frame, now_us: int) -> list[Effect]:
@@ -217,15 +275,14 @@ class Links:
             case Ping(req, wall_ms):
                 self._clock.sample(peer, wall_ms, now_us)
                 return [Send(peer, Lane.CONTROL, Pong(req, self._clock.wall_ms(now_us)))]
-            case Pong(_, wall_ms):
+            case Pong(req, wall_ms):
                 self._clock.sample(peer, wall_ms, now_us)
-                return []
+                return self._pings.on_pong(peer, req, now_us)
             case _:
                 return []
 
     def _on_ping_timer(self, now_us: int) -> list[Effect]:
         effects: list[Effect] = [SetTimer(TimerKey(MACHINE, "ping"), now_us + self._config.ping_every_us)]
-        self._ping_req = (self._ping_req + 1) % 2**32
         for peer, link in sorted(self._links.items()):
             if now_us - link.heard_us > self._config.silent_after_us:
                 effects += [Hangup(peer, "silent"), Count("silent_peers")]
@@ -234,14 +291,56 @@ class Links:
             elif self._clock.now_ms(now_us) > link.exp_ms:
                 effects += self._bye(peer, "certificate", "certificate has run out, by swarm time", now_us)
             else:
-                effects.append(Send(peer, Lane.CONTROL, Ping(self._ping_req, self._clock.wall_ms(now_us))))
+                effects += self._pings.keep_alive(peer, self._clock.wall_ms(now_us), now_us)
         return effects
+
+    # ---- round trips
+
+    def _on_ping_asked(self, event: Command | SendDropped | TimerFired, now_us: int) -> list[Effect]:
+        match event:
+            case Command(request_id, PingPeer(name)):
+                return self._on_ask(request_id, name, now_us)
+            case SendDropped(_, _, req):
+                return self._pings.on_dropped(req)
+            case TimerFired(key):
+                return self._pings.on_late(key.ref)
+            case _:
+                return []
+
+    def _on_ask(self, request_id: int, name: str, now_us: int) -> list[Effect]:
+        try:
+            peer = self._named(name)
+            if peer in self._links:
+                return self._pings.ask(request_id, peer, self._clock.wall_ms(now_us), now_us)
+            reason = next((each.reason for each in reversed(self.refusals) if each.peer == peer_text(peer)), "")
+            raise PeerUnreachable(f"not linked to it{': ' if reason else ''}{reason}", hint=SEE_PEERS)
+        except SwarmError as exc:
+            return [Reply(request_id, exc)]
+
+    def _named(self, name: str) -> PeerID:
+        """The linked or known peer of this text form, or whose form alone ends so.
+
+        Raises:
+            UsageError: too short, this node itself, or several peers.
+            NotFound: no peer.
+        """
+        if len(name) >= PEER_CHARS_MIN and peer_text(self._me).endswith(name):
+            raise UsageError("that is this node itself", hint=SEE_PEERS)
+        peers = sorted({**self._known, **self._links})
+        hits = [peer for peer in peers if peer_text(peer).endswith(name)]
+        if len(name) < PEER_CHARS_MIN or not hits:
+            raise NotFound(f"no peer {name[:64]!r} is known here", hint=SEE_PEERS)
+        if len(hits) > 1:
+            raise UsageError(f"{name[:64]!r} is the end of {len(hits)} peers", hint="give more of the id")
+        return hits[0]
 
     # ---- dialling
 
     def _on_peer_record(self, peer: PeerID, value: PeerValue, now_us: int) -> list[Effect]:
         addrs = tuple(text for text in value.addrs if Multiaddr.parse(text).dialable)
         old = self._known.get(peer)
+        if not self._is_member(peer, value, now_us):
+            return [Count("peer_records_of_strangers")]
         if peer == self._me or not addrs or (old is not None and old.addrs[: len(addrs)] == addrs):
             return []
         if old is None and len(self._known) >= self._config.known_peers_max:
@@ -250,12 +349,28 @@ class Links:
         self._known[peer] = _Known(merged[:ADDRESSES_PER_PEER_MAX], 0, old is not None and old.configured)
         return self._dial(peer, now_us)
 
+    def _is_member(self, peer: PeerID, value: PeerValue, now_us: int) -> bool:
+        """True iff the record carries a certificate that admits its publisher now: keys are free, admission is not."""
+        try:
+            admission = check_chain(self._genesis, value.cert, peer)
+        except DecodeError:
+            return False
+        return admission.nbf_ms <= self._clock.now_ms(now_us) <= admission.exp_ms
+
+    def _on_peer_gone(self, peer: PeerID) -> list[Effect]:
+        """Its record ended: who is not linked and not configured is dialled no more."""
+        known = self._known.get(peer)
+        if known is not None and not known.configured and peer not in self._links:
+            del self._known[peer]
+        return []
+
     def _dial(self, peer: PeerID, now_us: int) -> list[Effect]:
         known = self._known.get(peer)
         if known is None or peer in self._links or self._stopping:
             return []
-        # An answer (PeerUp, DialFailed) moves this timer or makes it void; it covers a dial that is never answered.
-        return [Dial(PeerInfo(peer, known.addrs)), *self._schedule_dial(peer, now_us)]
+        # PeerUp makes this timer void and DialFailed moves it; it covers a dial that is never answered.
+        guard = SetTimer(TimerKey(MACHINE, "dial", peer), now_us + _DIAL_GUARD_US)
+        return [Dial(PeerInfo(peer, known.addrs)), guard]
 
     def _schedule_dial(self, peer: PeerID, now_us: int) -> list[Effect]:
         known = self._known.get(peer)

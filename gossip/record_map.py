@@ -9,13 +9,26 @@ that nothing comes back and who missed it learns of it from anybody. Own records
 life and when their value changes, but only those that this life published: what only the last life offered is
 withdrawn at boot. Two contents under one sequence number are the publisher's equivocation: every node keeps the
 greater hash, and counts it (case D1).
+
+Anybody can make keys, so records of keys whose admission is not known (by a link, or by the certificate in their peer
+record) fill a small table of their own at most.
 """
 
 from __future__ import annotations
 
 from gossip.context import Context
-from gossip.events import Linked, Publish, RecordChanged, Unlinked, Withdraw
-from protocol.capability import RECORD_TTL_MS, AgentValue, SignedRecord, Value, key_of, make_record, record_key
+from gossip.events import Linked, OwnRecord, Publish, RecordChanged, Unlinked, Withdraw
+from protocol.admission import check_chain
+from protocol.capability import (
+    RECORD_TTL_MS,
+    AgentValue,
+    PeerValue,
+    SignedRecord,
+    Value,
+    key_of,
+    make_record,
+    record_key,
+)
 from protocol.errors import DecodeError
 from protocol.machine import (
     Boot,
@@ -57,6 +70,9 @@ class RecordMap:
         self._owed: dict[PeerID, None] = {}  # links whose full queue refused records
         self._published: dict[_Slot, Value] = {}  # by this life
         self._per_publisher: dict[bytes, int] = {}
+        self._genesis = ctx.genesis
+        self._members: dict[bytes, None] = {ctx.keys.public: None}  # keys that are known to be admitted
+        self._of_strangers = 0  # records of all other keys
 
     def live(self, now_us: int) -> list[SignedRecord]:
         """Every record that may be used now, in (publisher, key) order."""
@@ -75,6 +91,7 @@ class RecordMap:
                 return self._on_boot(now_us)
             case Linked(peer, _):
                 self._linked[peer] = None
+                self._admit(peer)
                 return self._push(peer, self._offered(now_us))
             case Unlinked(peer):
                 self._linked.pop(peer, None)
@@ -113,8 +130,7 @@ class RecordMap:
             except DecodeError:
                 effects.append(Count("stored_records_unreadable"))
                 continue
-            self._map[record.publisher, record.key] = record
-            self._per_publisher[record.publisher] = self._per_publisher.get(record.publisher, 0) + 1
+            self._enter(record)
             own = record.publisher == self._keys.public
             if own and isinstance(record.value, AgentValue):
                 effects += self._withdraw(record.key, now_us)
@@ -153,11 +169,26 @@ class RecordMap:
             except DecodeError:
                 effects.append(Count("records_refused"))
                 continue
-            if record.acceptable(self._clock.now_ms(now_us)):
+            if not self._comparable(record.value):
+                effects.append(Count("records_of_another_encoder"))
+            elif record.acceptable(self._clock.now_ms(now_us)):
+                effects += self._own_record(record)
                 effects += self._take(record, peer, now_us)
             else:
                 effects.append(Count("records_expired"))
         return effects
+
+    def _comparable(self, value: Value) -> bool:
+        """Whether a vector, where there is one, is of the swarm's encoder: no other means anything here."""
+        if not isinstance(value, AgentValue) or value.vector is None:
+            return True
+        return value.encoder == self._genesis.encoder.id and len(value.vector) == self._genesis.encoder.dim
+
+    def _own_record(self, record: SignedRecord) -> list[Effect]:
+        if record.publisher != self._keys.public:
+            return []
+        own = self._map.get((record.publisher, record.key))
+        return [Local(OwnRecord(record, newer=own is None or record.version > own.version))]
 
     def _take(self, record: SignedRecord, source: PeerID | None, now_us: int) -> list[Effect]:
         slot = (record.publisher, record.key)
@@ -167,11 +198,9 @@ class RecordMap:
             counted.append(Count("records_equivocated"))
         if old is not None and record.version <= old.version:
             return counted
-        if old is None and not self._has_room(record.publisher):
+        if old is None and not self._has_room(record):
             return [Count("records_full")]
-        if old is None:
-            self._per_publisher[record.publisher] = self._per_publisher.get(record.publisher, 0) + 1
-        self._map[slot] = record
+        self._enter(record)
         effects: list[Effect] = [
             *counted,
             Persist(self._jobs.next(), (RecordRow(record.publisher, record.key, record.wire),)),
@@ -181,10 +210,38 @@ class RecordMap:
             effects += self._push(peer, [record]) if peer != source else []
         return effects
 
-    def _has_room(self, publisher: bytes) -> bool:
-        own = publisher == self._keys.public
+    def _enter(self, record: SignedRecord) -> None:
+        slot, publisher = (record.publisher, record.key), record.publisher
+        if slot not in self._map:
+            self._per_publisher[publisher] = self._per_publisher.get(publisher, 0) + 1
+            self._of_strangers += publisher not in self._members
+        self._map[slot] = record
+        if isinstance(record.value, PeerValue) and self._admits(record.value, publisher):
+            self._admit(publisher)
+
+    def _admits(self, value: PeerValue, publisher: bytes) -> bool:
+        try:
+            check_chain(self._genesis, value.cert, publisher)
+        except DecodeError:
+            return False
+        return True
+
+    def _admit(self, publisher: bytes) -> None:
+        if publisher not in self._members:
+            self._members[publisher] = None
+            self._of_strangers -= self._per_publisher.get(publisher, 0)
+
+    def _has_room(self, record: SignedRecord) -> bool:
+        publisher = record.publisher
+        if publisher == self._keys.public:
+            return True
+        member = publisher in self._members or (
+            isinstance(record.value, PeerValue) and self._admits(record.value, publisher)
+        )
+        if not member and self._of_strangers >= self._config.records_of_strangers_max:
+            return False
         full = self._per_publisher.get(publisher, 0) >= self._config.records_per_publisher_max
-        return own or (not full and len(self._map) < self._config.records_max)
+        return not full and len(self._map) < self._config.records_max
 
     def _push(self, peer: PeerID, records: list[SignedRecord]) -> list[Effect]:
         wires = [record.wire for record in records]
@@ -216,6 +273,7 @@ class RecordMap:
                 continue
             del self._map[slot]
             self._per_publisher[record.publisher] -= 1
+            self._of_strangers -= record.publisher not in self._members
             rows.append(RecordGone(*slot))
             if not record.withdrawal:
                 effects.append(Local(RecordChanged(record, live=False)))

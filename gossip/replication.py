@@ -14,6 +14,7 @@ Repair (gossip/repair.py) fills what pushing lost; this file never asks a peer f
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from gossip.charges import Charges
@@ -23,7 +24,7 @@ from gossip.own_head import OwnHeads
 from gossip.space_log import Added, LogRules, SpaceLog
 from gossip.space_table import SpaceTable
 from protocol.admission import check_chain
-from protocol.clock import HybridClock
+from protocol.clock import HybridClock, hlc_from_ms
 from protocol.errors import DecodeError, Refused, StoreError
 from protocol.identity import prefixed
 from protocol.machine import (
@@ -114,6 +115,23 @@ class Replication:
     def tellable(self, op_id: bytes) -> bool:
         """False for an own op that is not on this node's disk yet: a crash may take it, and another get its place."""
         return op_id not in self._untold
+
+    def next_stamp(self, space: bytes, now_us: int) -> int:
+        """The stamp of an own op if it were written now: after all that this node heard there, or ever wrote."""
+        log = self._logs.get(space)
+        heads = [] if log is None else [op for i in log.heads() if (op := log.get(i)) is not None]
+        after = max([self._hlc.high_water, *(op.hlc for op in heads)])
+        return max(hlc_from_ms(self._clock.now_ms(now_us)), after + 1)
+
+    def holders_of(self, op_id: bytes) -> list[bytes]:
+        """Nodes whose receipt for an own op is on this node's disk, in byte order."""
+        return [holder for holder, _ in self._store.receipts(op_id)]
+
+    def repush(self, space: bytes, ids: tuple[bytes, ...]) -> list[Effect]:
+        """Push own ops to every linked peer once more: who has them already sends its receipt again."""
+        log = self._logs.get(space)
+        found = [op for i in ids if log is not None and self.tellable(i) and (op := log.get(i)) is not None]
+        return [effect for peer in sorted(self._linked) for effect in push(peer, found)]
 
     def unsure(self) -> list[bytes]:
         """Spaces that wait for a peer's word on the own head."""
@@ -253,9 +271,13 @@ class Replication:
     # ---- taking
 
     def ingest(self, source: PeerID, wires: tuple[bytes, ...], now_us: int) -> list[Effect]:
-        """Take ops from a peer: what is accepted is told, stored, and receipted when it is the peer's own."""
+        """Take ops from a peer: what is accepted is told, stored, and receipted when it is the peer's own.
+
+        The peer's own ops that are on disk here already get their receipt again: it asks because it lost the first.
+        """
         effects: list[Effect] = []
         accepted: list[Op] = []
+        again: list[Op] = []
         for wire in wires:
             try:
                 op = decode_wire_op(wire)
@@ -267,6 +289,8 @@ class Replication:
                 effects.append(Count("ops_refused_waiting"))
                 continue
             added = log.add(op, swarm_ms=self._clock.now_ms(now_us))
+            if added.status == "duplicate" and op.author == source:
+                again.append(op)
             effects += [
                 *self._doubt_new(source, log, now_us),
                 *self._follow(log, added, accepted),
@@ -278,7 +302,16 @@ class Replication:
                 effects.append(Local(Missing(source, op.space, added.missing)))
         if accepted:
             effects.append(self._persist(tuple(accepted), source))
-        return effects
+        return effects + self._receipts_again(source, again)
+
+    def _receipts_again(self, source: PeerID, ops: list[Op]) -> list[Effect]:
+        if not ops or source not in self._linked:
+            return []
+        in_flight = {op.id for saving in self._saving.values() for op in saving.ops}  # their receipt is still to come
+        return self._receipts(source, [op for op in ops if op.id not in in_flight and self._keeps(op)])
+
+    def _keeps(self, op: Op) -> bool:
+        return self._table.is_kept(op.space) and self._logs[op.space].get(op.id) is not None
 
     def _doubt_new(self, source: PeerID, log: SpaceLog, now_us: int) -> list[Effect]:
         """A space that the store does not know, soon after boot: the peer may know own ops in it."""
@@ -361,10 +394,9 @@ class Replication:
     # ---- acknowledging
 
     def _on_saved(self, saved: _Saving) -> list[Effect]:
-        by_space: dict[bytes, list[Op]] = {}
         for op in saved.ops:
             self._untold.pop(op.id, None)
-            by_space.setdefault(op.space, []).append(op)
+        by_space = _by_space(saved.ops)
         effects: list[Effect] = []
         if saved.source is None:
             own = [op for op in saved.ops if op.author == self._me]
@@ -374,10 +406,14 @@ class Replication:
             return effects + [effect for peer in sorted(self._linked) for effect in push(peer, own)]
         if saved.source not in self._linked:
             return []
-        for space, ops in by_space.items():
-            mine = [op.id for op in ops if op.author == saved.source]
-            for start in range(0, len(mine), IDS_MAX):
-                effects.append(self._receipt(saved.source, space, tuple(mine[start : start + IDS_MAX])))
+        return self._receipts(saved.source, [op for op in saved.ops if op.author == saved.source])
+
+    def _receipts(self, peer: PeerID, ops: list[Op]) -> list[Effect]:
+        effects: list[Effect] = []
+        for space, held in _by_space(ops).items():
+            ids = tuple(dict.fromkeys(op.id for op in held))
+            pages = (ids[start : start + IDS_MAX] for start in range(0, len(ids), IDS_MAX))
+            effects += [self._receipt(peer, space, page) for page in pages]
         return effects
 
     def _receipt(self, peer: PeerID, space: bytes, ids: tuple[bytes, ...]) -> Send:
@@ -390,13 +426,20 @@ class Replication:
         if log is None or not self._verify(peer, signed, receipt.sig):
             return [Count("receipts_refused")]
         own = tuple(i for i in receipt.ids if (op := log.get(i)) is not None and op.author == self._me)
-        own = tuple(i for i in own if self._wants_receipt(i, peer))
-        rows = tuple(ReceiptRow(i, peer, receipt.level, receipt.sig) for i in own)
-        return [Persist(self._jobs.next(), rows), Local(Acked(receipt.space, peer, own))] if own else []
+        rows = tuple(ReceiptRow(i, peer, receipt.level, receipt.sig) for i in own if self._wants_receipt(i, peer))
+        keeps: list[Effect] = [Persist(self._jobs.next(), rows)] if rows else []
+        return [*keeps, Local(Acked(receipt.space, peer, own))] if own else []
 
     def _wants_receipt(self, op_id: bytes, holder: bytes) -> bool:
         known = [each for each, _ in self._store.receipts(op_id)]
         return holder not in known and len(known) < self._config.receipts_per_op_max
+
+
+def _by_space(ops: Iterable[Op]) -> dict[bytes, list[Op]]:
+    found: dict[bytes, list[Op]] = {}
+    for op in ops:
+        found.setdefault(op.space, []).append(op)
+    return found
 
 
 def push(peer: PeerID, ops: list[Op]) -> list[Effect]:

@@ -10,44 +10,44 @@ that started them; commands are answered from the views. The way of a task is on
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from gossip.events import (
     Acked,
     Durable,
     Linked,
-    Publish,
     RecordChanged,
     SpaceChanged,
     SpaceOpened,
     Unlinked,
-    Withdraw,
 )
 from gossip.replication import Draft, Replication
+from kernel.bounds import tail_bytes
 from kernel.commands import (
     CancelTask,
     EngineReport,
+    FindAgents,
     FollowTask,
     KernelCommand,
+    ListAgents,
     ListTasks,
     MemoryDigests,
     ShowTask,
     Submit,
 )
-from kernel.config import KernelConfig
-from kernel.jobs import Candidate, Decision, Embed, Embedded, Summarise, Summarised, TurnResult
+from kernel.config import MACHINE, KernelConfig, Self
+from kernel.jobs import Candidate, Decision, Embed, Summarise, Summarised, TurnResult
 from kernel.memory.pool import Pool
 from kernel.memory.summary import Summaries
-from kernel.submission import Pending, Swarm, build_open, check, document_units, same_request
-from kernel.task import RemoteProgress, Task
+from kernel.offers import Offers, View
+from kernel.submits import Submits, Tasks
+from kernel.task import RemoteProgress, Task, candidate_of
 from kernel.task_view import task_line, task_view
+from kernel.trust import first_hand
 from kernel.turns.fold import TaskFold
 from kernel.turns.machine import MACHINE as TURNS, Turns
-from protocol.admission import Genesis
 from protocol.capability import AgentValue
 from protocol.clock import SwarmClock
-from protocol.errors import Conflict, EngineError, NotFound, Refused, RequestTimeout, SwarmError, UsageError
-from protocol.identity import KeyPair
+from protocol.errors import NotFound, Refused, SwarmError, UsageError
 from protocol.machine import (
     AbortJob,
     Command,
@@ -58,36 +58,26 @@ from protocol.machine import (
     JobId,
     JobIds,
     JobProgress,
-    Local,
     Notify,
     Received,
     Reply,
     Send,
-    SetTimer,
     StartJob,
     Stopping,
     Suspended,
     TimerFired,
     TimerKey,
 )
-from protocol.messages import Progress, Watch
+from protocol.messages import TAIL_BYTES_MAX, Progress, Watch
 from protocol.peer import PeerID
 from protocol.records import Cancel, sign_body
-from protocol.spaces import swarm_space, task_space
+from protocol.spaces import swarm_space
 from protocol.transport import Lane
 
-MACHINE = "kernel"
-AGENT = "default"  # the name under which a node publishes what its engine's agents do
+__all__ = ["Kernel", "Self"]
+
+TRUST_TASKS_MAX = 1_000  # the newest tasks tell what peers are worth
 _TASK_PREFIX_MIN = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Self:
-    """Who this node acts for."""
-
-    node: KeyPair
-    user: KeyPair
-    genesis: Genesis
 
 
 class Kernel:
@@ -103,11 +93,18 @@ class Kernel:
         self._jobs = jobs
         self._tasks: dict[bytes, Task] = {}
         self._linked: dict[PeerID, None] = {}
-        self._offers: dict[bytes, Candidate] = {}
+        self._agents: dict[bytes, dict[str, AgentValue]] = {}  # peer -> its live records, by agent
+        self._offers: dict[bytes, Candidate] = {}  # peer -> these records as one
         self._job_of: dict[JobId, tuple[bytes, object]] = {}  # job -> (space, spec)
-        self._pending: dict[bytes, Pending] = {}  # space -> submit that is not acknowledged yet
         self._following: dict[bytes, None] = {}
         self._turns = Turns(self._me, logs, clock, config, jobs, self._world)
+        self._submits = Submits(me, logs, clock, config, jobs, Tasks(self.task, self._full, self._world))
+        retry = TimerKey(MACHINE, "embed")
+        self._directory = Offers(self._me, me.genesis.encoder, clock, jobs, self._view, retry)
+
+    def _view(self) -> View:
+        newest = list(self._tasks.values())[-TRUST_TASKS_MAX:]
+        return View(frozenset(self._linked), first_hand(task.fold for task in newest))
 
     def _world(self) -> tuple[dict[bytes, Candidate], frozenset[bytes]]:
         return self._offers, frozenset((self._me, *self._linked))
@@ -116,9 +113,16 @@ class Kernel:
         """Live capability records by peer, own included."""
         return {peer: self._offers[peer] for peer in sorted(self._offers)}
 
+    def task(self, space: bytes) -> Task | None:
+        """A task as this node sees it; to look at, not to change."""
+        return self._tasks.get(space)
+
     def task_count(self) -> int:
         """Tasks that this node holds."""
         return len(self._tasks)
+
+    def _full(self) -> bool:
+        return len(self._tasks) >= self._config.tasks_max
 
     def handle(self, event: object, now_us: int) -> list[Effect]:
         """Take one event; effects of jobs that it starts are noted, so that their answers find their way."""
@@ -150,16 +154,18 @@ class Kernel:
                     task.watchers.pop(peer, None)
                 return self._consider_all(now_us)
             case RecordChanged(record, live) if isinstance(record.value, AgentValue):
-                return self._on_offer(record.publisher, record.value if live else None, now_us)
-            case Received(peer, Watch() | Progress() as frame):
+                self._directory.on_record(record, live=live)
+                return self._on_offer(record.publisher, record.value, now_us, live=live)
+            case Received(peer, Watch() | Progress() as frame) if peer in self._linked:
                 return self._on_progress_frame(peer, frame)
             case EngineReport():
-                return self._on_engine(event)
+                return self._directory.on_engine(event)
             case Suspended():
                 return [e for task in self._sorted() for e in self._turns.on_suspended(task, now_us)]
             case Stopping():
                 self._turns.stopping = True
-                return [e for task in self._sorted() for e in self._turns.give_back(task, "leaving", now_us)]
+                ended = self._directory.stop()
+                return ended + [e for task in self._sorted() for e in self._turns.give_back(task, "leaving", now_us)]
             case _:
                 return []
 
@@ -183,18 +189,18 @@ class Kernel:
                 return [*self._turns.consider(task, now_us), *self._tell(task)]
             case SpaceOpened(space):
                 task = self._tasks.get(space)
-                return self._turns.consider(task, now_us) if task is not None else []
+                return self._turns.on_opened(task, now_us) if task is not None else []
             case Durable(space, ids):
                 task = self._tasks.get(space)
                 done = self._turns.on_durable(task, ids, now_us) if task is not None else []
-                return done + self._note_ack(space, None, ids)
+                return done + self._submits.note_ack(space, None, ids)
             case Acked(space, holder, ids):
-                return self._note_ack(space, holder, ids)
+                return self._submits.note_ack(space, holder, ids)
 
     def _task(self, space: bytes, now_us: int) -> Task | None:
         task = self._tasks.get(space)
         log = self._logs.log(space)
-        if task is None and log is not None and len(self._tasks) < self._config.tasks_max:
+        if task is None and log is not None and not self._full():
             spec = self._genesis.encoder
             pool = Pool(log, tau=spec.tau, k=spec.k or None, encoder=spec.id, dim=spec.dim)
             task = self._tasks[space] = Task(space, log, TaskFold(log), pool, Summaries(log, pool))
@@ -222,7 +228,8 @@ class Kernel:
             return self._on_own_progress(space, event, now_us)
         del self._job_of[event.job]
         if isinstance(spec, Embed):
-            return self._open_task(space, event, now_us) if space in self._pending else []
+            opens = self._submits.owns(event.job)
+            return self._submits.on_embedded(event, now_us) if opens else self._directory.on_job(event, now_us)
         task = self._tasks[space]
         if isinstance(spec, Summarise):
             if isinstance(event, JobDone) and isinstance(event.result, Summarised):
@@ -243,7 +250,9 @@ class Kernel:
 
     def _on_timer(self, key: TimerKey, now_us: int) -> list[Effect]:
         if key.machine == MACHINE and key.what == "ack" and isinstance(key.ref, bytes):
-            return self._on_ack_timer(key.ref)
+            return self._submits.on_timer(key.ref)
+        if key.machine == MACHINE and key.what == "embed":
+            return self._directory.publish()
         task = self._tasks.get(key.ref) if isinstance(key.ref, bytes) and key.machine == TURNS else None
         if task is None or task.fold.open is None:
             return []
@@ -259,30 +268,16 @@ class Kernel:
 
     # ---- capability
 
-    def _on_engine(self, report: EngineReport) -> list[Effect]:
-        caps = report.capabilities
-        if caps is None:
-            return [Local(Withdraw(AGENT))]
-        value = AgentValue(
-            agent=AGENT,
-            roles=report.roles,
-            model=caps.model,
-            backend=caps.backend,
-            quality=caps.quality,
-            context_tokens=caps.context_tokens,
-            tokens_per_s=caps.tokens_per_s or 0,
-            encoder=self._genesis.encoder.id,
-        )
-        return [Local(Publish(value))]
-
-    def _on_offer(self, publisher: bytes, value: AgentValue | None, now_us: int) -> list[Effect]:
-        if value is None:
-            self._offers.pop(publisher, None)
+    def _on_offer(self, publisher: bytes, value: AgentValue, now_us: int, *, live: bool) -> list[Effect]:
+        agents = self._agents.setdefault(publisher, {})
+        agents.pop(value.agent, None)
+        if live:
+            agents[value.agent] = value
+        if agents:
+            self._offers[publisher] = candidate_of(publisher, agents)
         else:
-            self._offers[publisher] = Candidate(
-                publisher, value.roles, value.model, value.quality, value.context_tokens, value.tokens_per_s,
-                alive=True, turns_done=0,
-            )  # fmt: skip
+            del self._agents[publisher]
+            self._offers.pop(publisher, None)
         return self._consider_all(now_us)
 
     # ---- progress
@@ -292,11 +287,11 @@ class Kernel:
         run = task.run if task is not None else None
         if task is None or run is None or run.job != event.job:
             return []
-        run.tokens, run.tail = event.tokens, event.tail
+        run.tokens, run.tail = event.tokens, tail_bytes(event.tail, TAIL_BYTES_MAX)
         if now_us - run.told_us < self._config.progress_every_us:
             return []
         run.told_us = now_us
-        frame = Progress(space, run.step, run.claim, run.tokens, _tail(run.tail))
+        frame = Progress(space, run.step, run.claim, run.tokens, run.tail)
         sends: list[Effect] = [Send(PeerID(peer), Lane.CONTROL, frame) for peer in sorted(task.watchers)]
         return [*sends, Notify(f"task/{space.hex()}", "progress")]
 
@@ -315,7 +310,7 @@ class Kernel:
                 view = task.fold.claim(claim)
                 if view is None or view.author != peer:
                     return [Count("progress_refused")]
-                task.remote = RemoteProgress(claim, tokens, tail)
+                task.remote = RemoteProgress(claim, tokens, tail_bytes(tail, TAIL_BYTES_MAX))
                 return [Notify(f"task/{space.hex()}", "progress")]
 
     # ---- commands
@@ -326,7 +321,7 @@ class Kernel:
         try:
             match command:
                 case Submit():
-                    return self._on_submit(request_id, command, now_us)
+                    return self._submits.on_submit(request_id, command, now_us)
                 case CancelTask():
                     return self._on_cancel(request_id, command, now_us)
                 case FollowTask(task, on):
@@ -337,6 +332,10 @@ class Kernel:
                     return [Reply(request_id, [task_line(task) for task in self._sorted()])]
                 case MemoryDigests():
                     return [Reply(request_id, self._digests())]
+                case FindAgents():
+                    return self._directory.on_find(request_id, command)
+                case ListAgents():
+                    return [Reply(request_id, self._directory.agents(now_us))]
         except SwarmError as exc:
             return [Reply(request_id, exc)]
 
@@ -378,100 +377,3 @@ class Kernel:
             self._following.pop(task.space, None)
         sends: list[Effect] = [Send(peer, Lane.CONTROL, Watch(task.space, on=on)) for peer in sorted(self._linked)]
         return [*sends, Reply(request_id, {"task": task.space.hex()})]
-
-    # ---- submit
-
-    def _on_submit(self, request_id: int, command: Submit, now_us: int) -> list[Effect]:
-        check(command)
-        space = task_space(self._genesis.swarm_id, self._user.public, command.client_key)
-        pending = self._pending.get(space)
-        if pending is not None:
-            if pending.command != command:
-                raise Conflict("another task with this client key is being submitted", hint="use another client key")
-            pending.requests.append(request_id)
-            return []
-        task = self._tasks.get(space)
-        if task is not None and task.fold.open is not None:
-            if not same_request(task.open, command):
-                raise Conflict(
-                    f"client key {command.client_key!r} already names task {space.hex()}", hint="use another client key"
-                )
-            if task.complete_attachments():
-                return [Reply(request_id, {**task_line(task), "existing": True})]
-        self._pending[space] = Pending(command, [request_id])
-        job = self._jobs.next()
-        self._job_of[job] = (space, Embed(command.document))
-        return [
-            StartJob(job, Embed(command.document)),
-            SetTimer(self._ack_key(space), now_us + self._ack_wait(command)),
-        ]
-
-    def _ack_wait(self, command: Submit) -> int:
-        return self._config.ack_wait_us + 1_000_000 * len(command.document)
-
-    def _ack_key(self, space: bytes) -> TimerKey:
-        return TimerKey(MACHINE, "ack", space)
-
-    def _open_task(self, space: bytes, event: object, now_us: int) -> list[Effect]:
-        pending = self._pending[space]
-        if not isinstance(event, JobDone) or not isinstance(event.result, Embedded):
-            error = event.error if isinstance(event, JobFailed) else EngineError("the encoder gave no vectors")
-            return self._answer(space, error)
-        swarm = Swarm(
-            self._offers, tuple(sorted((self._me, *self._linked))), self._genesis.encoder.id, self._clock.now_ms(now_us)
-        )
-        effects: list[Effect] = []
-        ids: list[bytes] = []
-        try:
-            task = self._tasks.get(space)
-            if task is None or task.fold.open is None:
-                body = build_open(self._user, space, pending.command, swarm, self._config.defaults)
-                opened, effects = self._logs.append(space, Draft(body), now_us)
-                ids.append(opened.id)
-            for unit in document_units(pending.command, event.result):
-                op, more = self._logs.append(space, Draft(unit), now_us)
-                ids.append(op.id)
-                effects += more
-        except SwarmError as exc:
-            return effects + self._answer(space, exc)
-        pending.ids = frozenset(ids)
-        return effects
-
-    def _note_ack(self, space: bytes, holder: bytes | None, ids: tuple[bytes, ...]) -> list[Effect]:
-        pending = self._pending.get(space)
-        if pending is None or not pending.ids:
-            return []
-        if holder is None:
-            pending.durable = pending.durable or not pending.ids.isdisjoint(ids)
-        else:
-            pending.acked.setdefault(holder, set()).update(ids)
-            if pending.ids <= pending.acked[holder]:
-                pending.holders.add(holder)
-        enough = pending.durable and (pending.command.ack == "local" or pending.holders)
-        return self._answer(space, None) if enough else []
-
-    def _on_ack_timer(self, space: bytes) -> list[Effect]:
-        pending = self._pending.get(space)
-        if pending is None:
-            return []
-        where = "on this node's disk only" if pending.durable else "not written yet"
-        return self._answer(
-            space,
-            RequestTimeout(
-                f"no other node acknowledged the task in time; it is {where}",
-                hint="the task goes on; ask again with the same client key, or submit with --ack local",
-            ),
-        )
-
-    def _answer(self, space: bytes, error: SwarmError | None) -> list[Effect]:
-        pending = self._pending.pop(space)
-        result: object = error
-        if error is None:
-            level = "w1" if pending.holders else "local"
-            result = {**task_line(self._tasks[space]), "existing": False, "ack": level}
-        return [Reply(request_id, result) for request_id in pending.requests]
-
-
-def _tail(text: str) -> str:
-    """The last part of a text that fits a Progress frame (1 KiB of UTF-8)."""
-    return text.encode()[-1000:].decode(errors="ignore")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from kernel.discovery import DataPolicy, Filters
 from kernel.engine import Capabilities
 from protocol.contract import Limits
 
@@ -63,11 +64,46 @@ class MemoryDigests:
 
 
 @dataclass(frozen=True, slots=True)
+class FindAgents:
+    """The agents whose capability is nearest to a text, among those that pass the filters.
+
+    Attributes:
+        limit: hits at most; None is what was calibrated for the encoder.
+        explain: also who was rejected, and why.
+    """
+
+    text: str
+    filters: Filters = field(default_factory=Filters)
+    limit: int | None = None
+    explain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ListAgents:
+    """Every live capability record that this node holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What the operator says of this node's agents, and on what terms they work; fields as in `AgentValue`."""
+
+    description: str = ""
+    skills: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    taxonomy: str = ""
+    tools: tuple[str, ...] = ()
+    permissions: tuple[str, ...] = ()
+    price_micro_money: int = 0
+    data_policy: DataPolicy = "local"
+
+
+@dataclass(frozen=True, slots=True)
 class EngineReport:
     """The engine of this node came up, changed or went away (None); `roles` are what its agents do."""
 
     capabilities: Capabilities | None
     roles: tuple[str, ...] = ()
+    offer: Offer = field(default_factory=Offer)
 
 
-KernelCommand = Submit | ShowTask | ListTasks | CancelTask | FollowTask | MemoryDigests
+KernelCommand = Submit | ShowTask | ListTasks | CancelTask | FollowTask | MemoryDigests | FindAgents | ListAgents

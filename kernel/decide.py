@@ -32,6 +32,7 @@ LOOP_ROUNDS: Final = 3
 PROMPT_OVERHEAD_TOKENS: Final = 160
 """System text, instruction and chat template of any agent here, at most."""
 WHY_CHARS_MAX: Final = 1_000  # protocol.records.Next.why
+UNITS_MAX: Final = 256  # protocol.records.Next.units
 
 POLICIES: Final[Mapping[str, Policy]] = {"heuristic": Heuristic()}
 
@@ -131,7 +132,8 @@ def _memory(spec: Decide, window: int, query: bytes | None) -> tuple[bytes, ...]
     costs = {candidate.unit.id: _cost(candidate.unit) for candidate in found.ranked}
     fixed = PROMPT_OVERHEAD_TOKENS + estimate_tokens(spec.objective) + estimate_tokens(spec.summary)
     try:
-        return tuple(quote.unit.id for quote in allocate(found, costs, Budget(window, fixed, 256)).quotes)
+        quotes = allocate(found, costs, Budget(window, fixed, 256)).quotes
+        return tuple(quote.unit.id for quote in quotes[:UNITS_MAX])
     except BudgetTooSmall:
         return ()  # the turn itself says so, with exact counts
 

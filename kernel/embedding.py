@@ -81,15 +81,3 @@ def zero_vector(dim: int) -> bytes:
 def components(vector: bytes) -> tuple[int, ...]:
     """The signed integers behind the bytes."""
     return tuple(memoryview(vector).cast("b").tolist())
-
-
-def similarity_parts(left: bytes, right: bytes) -> tuple[int, int, int] | None:
-    """Exact (dot, |left|^2, |right|^2), or None where the dimensions differ (skip and count).
-
-    The cosine is dot / sqrt(|left|^2 * |right|^2): compare it with a rational, in integers.
-    """
-    if len(left) != len(right):
-        return None
-    a, b = components(left), components(right)
-    dot = sum(x * y for x, y in zip(a, b, strict=True))
-    return dot, sum(x * x for x in a), sum(y * y for y in b)

@@ -8,31 +8,20 @@ not, because two nodes may choose differently for one request.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from kernel.bounds import TEXT_BYTES_MAX, check_size, fits_bytes, model_bounds
 from kernel.commands import Submit
 from kernel.config import TaskDefaults
 from kernel.decide import decide
 from kernel.jobs import Candidate, Decide, Embedded
 from protocol.contract import limits_to_vector, quarter
-from protocol.errors import Refused, UsageError
+from protocol.errors import EngineError, Refused, UsageError
 from protocol.identity import KeyPair, h64
 from protocol.records import PARTICIPANTS_MAX, Next, Open, Unit, sign_body
 
 DOCUMENT_ROLE = "document"
 CHUNKS_MAX = 128
-
-
-@dataclass(slots=True)
-class Pending:
-    """A submit on its way: waiting for vectors, then for the acknowledgement that was asked for."""
-
-    command: Submit
-    requests: list[int] = field(default_factory=list)
-    ids: frozenset[bytes] = frozenset()  # ops that must be acknowledged
-    durable: bool = False
-    holders: set[bytes] = field(default_factory=set)
-    acked: dict[bytes, set[bytes]] = field(default_factory=dict)  # holder -> ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +47,12 @@ def check(command: Submit) -> None:
     """
     if not command.objective.strip():
         raise UsageError("the objective is empty", hint="say what the task is")
+    if not fits_bytes(command.objective, TEXT_BYTES_MAX):
+        raise UsageError(f"the objective is over {TEXT_BYTES_MAX} bytes", hint="give long material as a document")
     if len(command.document) > CHUNKS_MAX:
         raise UsageError(f"the document has {len(command.document)} chunks, at most {CHUNKS_MAX} fit a task")
+    if not all(fits_bytes(chunk, TEXT_BYTES_MAX) for chunk in command.document):
+        raise UsageError(f"a chunk of the document is over {TEXT_BYTES_MAX} bytes", hint="cut it in smaller parts")
 
 
 def same_request(task: Open, command: Submit) -> bool:
@@ -77,30 +70,33 @@ def build_open(user: KeyPair, space: bytes, command: Submit, swarm: Swarm, defau
 
     Raises:
         Refused: no node of the swarm offers an agent for the first step.
+        UsageError: a figure that no task can have, or too much for one op.
     """
     participants = choose_participants(swarm)
-    slice_max = quarter(limits_to_vector(command.contract))
-    draft = Open(
-        client_key=command.client_key,
-        by=user.public,
-        objective=command.objective,
-        attachments=attachment_ids(command.document),
-        contract=command.contract,
-        deadline_ms=swarm.now_ms + (command.deadline_ms or defaults.deadline_ms),
-        lease_ms=command.lease_ms or defaults.lease_ms,
-        eps_ms=defaults.eps_ms if command.eps_ms is None else command.eps_ms,
-        renew_max=defaults.renew_max,
-        max_steps=command.max_steps or defaults.max_steps,
-        slice_max=slice_max,
-        f=defaults.f,
-        participants=participants,
-        holders=swarm.alive[:64],
-        ack=command.ack,
-        quota=defaults.quota,
-        encoder=swarm.encoder,
-        next=_first_step(space, command, swarm, participants),
-        sig=bytes(64),
-    )
+    first = _first_step(space, command, swarm, participants)
+    with model_bounds("the task"):
+        draft = Open(
+            client_key=command.client_key,
+            by=user.public,
+            objective=command.objective,
+            attachments=attachment_ids(command.document),
+            contract=command.contract,
+            deadline_ms=swarm.now_ms + (command.deadline_ms or defaults.deadline_ms),
+            lease_ms=command.lease_ms or defaults.lease_ms,
+            eps_ms=defaults.eps_ms if command.eps_ms is None else command.eps_ms,
+            renew_max=defaults.renew_max,
+            max_steps=command.max_steps or defaults.max_steps,
+            slice_max=quarter(limits_to_vector(command.contract)),
+            f=defaults.f,
+            participants=participants,
+            holders=swarm.alive[:64],
+            ack=command.ack,
+            quota=defaults.quota,
+            encoder=swarm.encoder,
+            next=first,
+            sig=bytes(64),
+        )
+    check_size(draft, "the task")
     return sign_body(user, space, draft)
 
 
@@ -140,20 +136,29 @@ def _first_step(space: bytes, command: Submit, swarm: Swarm, participants: tuple
 
 
 def document_units(command: Submit, embedded: Embedded) -> list[Unit]:
-    """The document as memory, one unit a chunk; quoted data of the user, of no claim."""
-    units: list[Unit] = []
-    for number, chunk in enumerate(command.document):
-        first_line = chunk.strip().splitlines()[0] if chunk.strip() else ""
-        units.append(
-            Unit(
-                agent="user",
-                role=DOCUMENT_ROLE,
-                action=f"chunk {number + 1} of {len(command.document)}",
-                content=chunk,
-                summary=first_line[:200],
-                tokens=embedded.tokens[number],
-                emb=embedded.vectors[number],
-                encoder=embedded.encoder,
-            )
+    """The document as memory, one unit a chunk; quoted data of the user, of no claim.
+
+    Raises:
+        EngineError: the encoder did not answer for every chunk.
+        UsageError: a chunk does not fit an op.
+    """
+    if not len(command.document) == len(embedded.vectors) == len(embedded.tokens):
+        raise EngineError(f"{len(command.document)} chunks, but {len(embedded.vectors)} vectors from the encoder")
+    return [_document_unit(command, embedded, number) for number in range(len(command.document))]
+
+
+def _document_unit(command: Submit, embedded: Embedded, number: int) -> Unit:
+    chunk, what = command.document[number], f"chunk {number + 1} of {len(command.document)}"
+    with model_bounds(what):
+        unit = Unit(
+            agent="user",
+            role=DOCUMENT_ROLE,
+            action=what,
+            content=chunk,
+            summary=chunk.strip().partition("\n")[0][:200],
+            tokens=embedded.tokens[number],
+            emb=embedded.vectors[number],
+            encoder=embedded.encoder,
         )
-    return units
+    check_size(unit, what)
+    return unit

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from gossip.space_log import Added, SpaceLog
 from kernel.jobs import Candidate, TurnResult
-from kernel.memory.pool import Pool
+from kernel.memory.pool import Pool, UnitView
 from kernel.memory.summary import Summaries
 from kernel.turns.fold import TaskFold
+from protocol.capability import AgentValue
 from protocol.contract import ZERO, Vector, add, least, limits_to_vector, remaining
 from protocol.machine import JobId
 from protocol.op import Op, OpKind
 from protocol.records import Open
 
+SAME_PART_MAX: Final = 16  # units with one content that are told apart
 Stage = Literal["claiming", "running", "writing", "deciding"]
 
 
@@ -59,7 +61,7 @@ class Task:
     fold: TaskFold
     pool: Pool
     summaries: Summaries
-    contents: set[bytes] = field(default_factory=set)  # hashes of the document units seen
+    contents: dict[bytes, list[bytes]] = field(default_factory=dict)  # hash of a document part -> units that hold it
     learned: dict[bytes, int] = field(default_factory=dict)  # op id or root -> boot time it was heard here
     run: Run | None = None
     failures: dict[bytes, int] = field(default_factory=dict)  # parent -> own failed runs of that step
@@ -67,6 +69,8 @@ class Task:
     watchers: dict[bytes, None] = field(default_factory=dict)
     remote: RemoteProgress | None = None
     told_outcome: str = ""
+    opened_us: int = 0  # boot time at which this node became sure of its own head here: ranks count from then
+    ahead: int = 0  # the highest stamp that lay too far ahead of swarm time when it was met
 
     def update(self, added: Added, now_us: int) -> None:
         """Take accepted ops into every view."""
@@ -89,7 +93,12 @@ class Task:
             elif op.kind == OpKind.UNIT:
                 view = self.pool.unit(op.id)
                 if view is not None and view.is_document:
-                    self.contents.add(hashlib.sha256(view.content.encode()).digest())
+                    self._note_part(view)
+
+    def _note_part(self, view: UnitView) -> None:
+        units = self.contents.setdefault(hashlib.sha256(view.content.encode()).digest(), [])
+        if view.id not in units and len(units) < SAME_PART_MAX:
+            units.append(view.id)
 
     @property
     def open(self) -> Open:
@@ -127,6 +136,26 @@ class Task:
     def summary_text(self) -> str:
         """The global summary and what it does not cover yet, for a prompt or a person."""
         return self.summaries.read().text_for_prompt()
+
+
+def candidate_of(peer: bytes, agents: Mapping[str, AgentValue]) -> Candidate:
+    """A peer as one candidate: the roles of all its agents, with the figures of its weakest one.
+
+    Who is named for a role must not be promised more than the agent behind it can do.
+    """
+    values = [agents[name] for name in sorted(agents)]
+    weakest = min(values, key=lambda value: (value.quality != "demo", value.context_tokens, value.tokens_per_s))
+    roles = dict.fromkeys(role for value in values for role in value.roles)
+    return Candidate(
+        peer=peer,
+        agents=tuple(roles),
+        model=weakest.model,
+        quality=weakest.quality,
+        context_tokens=weakest.context_tokens,
+        tokens_per_s=weakest.tokens_per_s,
+        alive=True,
+        turns_done=0,
+    )
 
 
 def candidates_of(task: Task, offers: dict[bytes, Candidate], alive: frozenset[bytes]) -> tuple[Candidate, ...]:

@@ -27,14 +27,21 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from gossip.config import GossipConfig
 from kernel.agents.roles import ROSTER
 from kernel.agents.style import StyleName
+from kernel.commands import Offer
 from kernel.config import KernelConfig, TaskDefaults
+from kernel.discovery import DataPolicy
 from node.core import CoreConfig
+from node.locality import stays_here
 from node.profile import Profile
+from protocol.capability import DESCRIPTION_CHARS_MAX, LABELS_MAX, TAXONOMY_CHARS_MAX
+from protocol.codec import clean_text
 from protocol.errors import ConfigError
+from protocol.records import NAME_CHARS_MAX
 
 CONFIG_BYTES_MAX: Final = 64 * 1024
 ADDRESSES_MAX: Final = 16
 DEFAULT_LISTEN: Final = "/ip4/0.0.0.0/tcp/27420"
+OFFER_BYTES_MAX: Final = 3_072  # of text; a record is at most 8 KiB, with its vector and what the engine says
 ENV_PREFIX: Final = "MASOS_"
 
 _GOSSIP: Final = GossipConfig()
@@ -46,6 +53,7 @@ _VARIABLE: Final = r"^[A-Za-z_][A-Za-z0-9_]*$"
 Table = Mapping[str, object]
 Flags = Mapping[str, Table]  # section -> key -> value, as given on the command line
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
+LabelTexts = Annotated[tuple[Annotated[str, Field(max_length=NAME_CHARS_MAX)], ...], Field(max_length=LABELS_MAX)]
 Addresses = Annotated[tuple[Annotated[str, Field(max_length=256)], ...], Field(max_length=ADDRESSES_MAX)]
 
 
@@ -54,10 +62,11 @@ class _Section(BaseModel):
 
 
 class NodeSection(_Section):
-    """Where peers reach this node."""
+    """Where peers reach this node, and whether the library behind it is tested first."""
 
     listen: Addresses = Field(default=(DEFAULT_LISTEN,), description="multiaddrs to bind; port 0 takes a free one")
     announce: Addresses = Field(default=(), description="multiaddrs to tell others instead of the bound ones")
+    self_test: bool = Field(default=True, description="at each start: does the network library keep what we rely on?")
 
 
 class ControlSection(_Section):
@@ -96,6 +105,26 @@ class EngineSection(_Section):
     roles: Annotated[tuple[str, ...], Field(max_length=16)] = Field(default=ROSTER.names, description="agents to offer")
     style: StyleName = Field(default="auto", description="how agents work: auto, extractive or generative")
     health_every_s: Seconds = Field(default=2.0, description="a dead engine is withdrawn within this time")
+
+
+class OfferSection(_Section):
+    """What this node's agents are found by, and on what terms they work."""
+
+    description: str = Field(
+        default="",
+        max_length=DESCRIPTION_CHARS_MAX,
+        description="what they are good at, in a sentence; without one they are found by their roles",
+        examples=["Reads contracts and says what they oblige each party to."],
+    )
+    skills: LabelTexts = Field(default=(), description="short names of skills, or ids of A2A or OASF")
+    tags: LabelTexts = Field(default=(), description="labels for `masos find --skill`")
+    taxonomy: str = Field(
+        default="", max_length=TAXONOMY_CHARS_MAX, description="a path from the general to the special, such as law/tax"
+    )
+    price_micro_money: int = Field(default=0, ge=0, le=2**53, description="for 1,000 tokens")
+    data_policy: Literal["auto", "local", "external"] = Field(
+        default="auto", description="do prompts leave this machine? auto: external if base_url is not loopback"
+    )
 
 
 class TaskSection(_Section):
@@ -140,6 +169,7 @@ class Config(_Section):
     node: NodeSection = NodeSection()
     control: ControlSection = ControlSection()
     engine: EngineSection = EngineSection()
+    offer: OfferSection = OfferSection()
     task: TaskSection = TaskSection()
     timing: TimingSection = TimingSection()
 
@@ -167,6 +197,24 @@ class Config(_Section):
             defaults=defaults,
         )
         return CoreConfig(gossip, kernel)
+
+    def capability(self) -> Offer:
+        """What the capability record says beside what the engine says of itself."""
+        offer, engine = self.offer, self.engine
+        policy: DataPolicy
+        if offer.data_policy != "auto":
+            policy = offer.data_policy
+        else:
+            leaves = engine.kind == "openai" and not stays_here(engine.base_url or "")
+            policy = "external" if leaves else "local"
+        return Offer(
+            description=clean_text(offer.description.strip()),
+            skills=tuple(clean_text(skill) for skill in offer.skills),
+            tags=tuple(clean_text(tag) for tag in offer.tags),
+            taxonomy=clean_text(offer.taxonomy.strip("/")),
+            price_micro_money=offer.price_micro_money,
+            data_policy=policy,
+        )
 
 
 def _us(seconds: float) -> int:
@@ -210,6 +258,7 @@ def load_config(profile: Profile, environ: Mapping[str, str], flags: Flags | Non
     except ValidationError as exc:
         raise _refusal(exc, places) from None  # the chain would show the values, and one may be a secret
     _check_engine(config.engine, places)
+    _check_offer(config.offer, places)
     return config
 
 
@@ -310,6 +359,18 @@ def _check_engine(engine: EngineSection, places: Mapping[tuple[str, str], str]) 
         )
 
 
+def _check_offer(offer: OfferSection, places: Mapping[tuple[str, str], str]) -> None:
+    """A record has a bound in bytes, and a label is something."""
+    for key, labels in (("skills", offer.skills), ("tags", offer.tags)):
+        if any(not label.strip() for label in labels) or len(set(labels)) < len(labels):
+            place = places.get(("offer", key), f"[offer] {key}")
+            raise ConfigError(f"{place}: an empty or repeated one", hint="give each once")
+    parts = (offer.description, offer.taxonomy, *offer.skills, *offer.tags)
+    size = sum(len(part.encode("utf-8", "replace")) for part in parts)
+    if size > OFFER_BYTES_MAX:
+        raise ConfigError(f"[offer] holds {size} bytes of text", hint=f"allowed: {OFFER_BYTES_MAX} in all")
+
+
 def _variable(section: str, key: str) -> str:
     return f"environment variable {ENV_PREFIX}{section.upper()}_{key.upper()}"
 
@@ -344,6 +405,8 @@ def _first_line(model: type[BaseModel]) -> str:
 def _toml(value: object) -> str:
     """A value of one of the models above in TOML."""
     match value:
+        case bool():
+            return json.dumps(value)
         case tuple() | list():
             return f"[{', '.join(_toml(part) for part in value)}]"
         case str():

@@ -22,7 +22,7 @@ from kernel.behaviour import Kernel, Self
 from kernel.config import KernelConfig
 from kernel.jobs import Candidate
 from protocol import versions
-from protocol.admission import MEMBER, Genesis
+from protocol.admission import MEMBER, Genesis, check_chain
 from protocol.capability import PeerValue
 from protocol.clock import SwarmClock
 from protocol.identity import KeyPair, Verify
@@ -45,6 +45,7 @@ from protocol.peer import ADDRESSES_PER_PEER_MAX, PeerID, peer_text
 from protocol.store import StoreReader
 
 LOCAL_EVENTS_MAX = 10_000  # more in one call is a livelock, a bug of ours
+BOOT_EVENTS_MAX = 100_000  # one notice per stored space and record; both tables are bounded far below
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,11 @@ class Status:
     """What this node is, who it is linked to, what it holds."""
 
 
+@dataclass(frozen=True, slots=True)
+class ListPeers:
+    """Every peer that is linked or may be dialled, linked ones first."""
+
+
 class NodeCore:
     """One node. `rng` seeds a stream per machine, so that a new consumer of one does not shift the others."""
 
@@ -86,7 +92,7 @@ class NodeCore:
     ) -> None:
         self.me = PeerID(member.node.public)
         self._member = member
-        self._clock = SwarmClock(0)
+        self._clock = SwarmClock(0, floor_ms=check_chain(member.genesis, member.chain, self.me).nbf_ms)
         self._jobs = JobIds()
         self._addrs: tuple[str, ...] = ()
         self._counters: dict[str, int] = {}
@@ -134,11 +140,11 @@ class NodeCore:
         """
         out: list[Effect] = []
         queue: deque[object] = deque([event])
-        taken = 0
+        taken, most = 0, BOOT_EVENTS_MAX if isinstance(event, Boot) else LOCAL_EVENTS_MAX
         while queue:
             taken += 1
-            if taken > LOCAL_EVENTS_MAX:
-                raise RuntimeError(f"more than {LOCAL_EVENTS_MAX} local events in one step, last {queue[0]!r}")
+            if taken > most:
+                raise RuntimeError(f"more than {most} local events in one step, last {queue[0]!r}")
             for effect in self._step(queue.popleft(), now_us):
                 match effect:
                     case Local(inner):
@@ -160,9 +166,12 @@ class NodeCore:
                 return self._machines["kernel" if key.machine == "turns" else key.machine].handle(event, now_us)
             case ListenAddrs(addrs):
                 self._addrs = addrs
-                return [Local(Publish(PeerValue(addrs=addrs[:ADDRESSES_PER_PEER_MAX])))]
+                value = PeerValue(addrs=addrs[:ADDRESSES_PER_PEER_MAX], cert=self._member.chain)
+                return [Local(Publish(value))]
             case Command(request_id, Status()):
                 return [Reply(request_id, self.status())]
+            case Command(request_id, ListPeers()):
+                return [Reply(request_id, self.peers(now_us))]
             case _:
                 pass
         effects = [effect for machine in self._machines.values() for effect in machine.handle(event, now_us)]
@@ -201,6 +210,31 @@ class NodeCore:
             ],
             "counters": self.counters,
         }
+
+    def peers(self, now_us: int) -> list[dict[str, object]]:
+        """Plain data for `masos peers`; `reason` is the last trouble with a peer that is not linked."""
+        known, offers = self.links.known(), self.kernel.offers()
+        trouble = {refusal.peer: refusal for refusal in self.links.refusals}  # the newest of each
+        rows: list[dict[str, object]] = []
+        for peer in [*self.links.linked, *(peer for peer in known if self.links.view_of(peer) is None)]:
+            hello, view, offer = self.links.hello_of(peer), self.links.view_of(peer), offers.get(peer)
+            refusal = trouble.get(peer_text(peer)) if view is None else None
+            said = hello.listen_addrs if hello is not None else ()
+            rtt_us = view.rtt_us if view is not None else None
+            rows.append(
+                {
+                    "peer": peer_text(peer),
+                    "state": "linked" if view is not None else "dialling",
+                    "addrs": list(known.get(peer) or said),
+                    "since_s": (now_us - view.since_us) // 1_000_000 if view is not None else None,
+                    "heard_ms": (now_us - view.heard_us) // 1_000 if view is not None else None,
+                    "rtt_ms": rtt_us / 1_000 if rtt_us is not None else None,
+                    "offer": self._offer_line(offer),
+                    "code": refusal.code if refusal is not None else "",
+                    "reason": refusal.reason if refusal is not None else "",
+                }
+            )
+        return rows
 
     def _peer_line(self, peer: PeerID, offer: Candidate | None) -> dict[str, object]:
         hello = self.links.hello_of(peer)

@@ -1,6 +1,7 @@
 """The daemon: one profile, one node, in the foreground, until it is told to stop.
 
-    lock → keys and swarm → database, next life → transport, engine → node → control API → wait → the same backwards
+    lock → keys and swarm → self-test of the network library → database, next life → transport, engine → node
+         → control API → wait → the same backwards
 
 The lock comes first and goes last. The life's number is on disk before a peer or a client can see it; the mark of a
 clean stop is written after the driver has written its last op, and only when the stop went through in order.
@@ -40,7 +41,9 @@ from node.engines.openai import OpenAIConfig, OpenAIEngine
 from node.life import Life, begin_life, end_life
 from node.node import Node, Parts, load_member
 from node.profile import Profile, ProfileLock
+from node.selftest import self_test
 from node.store import SqliteStore
+from node.swarm import renew_own
 from node.transport import Libp2pTransport
 from protocol.errors import ConfigError, SwarmError
 from protocol.peer import peer_text
@@ -90,8 +93,12 @@ def run_daemon(profile: Profile, config: Config, environ: Mapping[str, str], on_
         clock = BootClock()
         token = read_token(profile)
         now_ms = (clock.now_us() + clock.wall_offset_us()) // 1000
+        if renew_own(profile, now_ms):
+            log.info("this node certified itself anew")
         member, psk = load_member(profile, now_ms)
         engine = build_engine(config.engine, profile, environ)
+        if config.node.self_test:
+            trio.run(self_test)
         transport = Libp2pTransport(member.node.seed(), config.node.listen, psk=psk, announce=config.node.announce)
         with closing(SqliteStore(profile.database)) as store:
             life = begin_life(store)

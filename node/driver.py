@@ -25,7 +25,7 @@ import trio
 from gossip.events import Leaving
 from node.clock import Clock
 from node.core import ListenAddrs, NodeCore
-from protocol.errors import DecodeError, EngineError, RequestTimeout, StoreError, SwarmError
+from protocol.errors import DecodeError, EngineError, Refused, RequestTimeout, StoreError, SwarmError
 from protocol.machine import (
     AbortJob,
     Boot,
@@ -86,6 +86,7 @@ SUSPEND_US = 1_000_000  # boot time ahead of awake time by more than this: the m
 CLOCK_STEP_US = 100_000
 IDLE_TICK_S = 1.0  # clocks are compared at least this often
 DRAIN_S = 3.0  # writes and pushes at stopping
+FATAL = frozenset(("store_failed", "identity_clash"))  # topics whose error stops the node
 
 OnProgress = Callable[[int, str], None]
 RunJob = Callable[[JobSpec, OnProgress], Awaitable[object]]
@@ -126,6 +127,7 @@ class Driver:
 
         Raises:
             StoreError: the store failed; the node stopped because of it.
+            ConfigError: another node runs with this node's key; this one came second.
         """
         async with self._transport.run(self._hello_bytes), trio.open_nursery() as nursery:
             self._nursery = nursery
@@ -190,7 +192,7 @@ class Driver:
     async def subscribe(self, prefix: str) -> AsyncIterator[trio.MemoryReceiveChannel[tuple[str, object]]]:
         """Notices whose topic starts with a prefix; a full queue drops them, the state itself is never lost."""
         if len(self._subscribers) >= SUBSCRIBERS_MAX:
-            raise EngineError("too many watchers on this node", hint="close some and try again")
+            raise Refused("too many watchers on this node", hint="close some and try again")
         self._ticket += 1
         key = self._ticket
         send, receive = trio.open_memory_channel[tuple[str, object]](NOTICES_MAX)
@@ -205,11 +207,14 @@ class Driver:
 
     async def _step_loop(self) -> None:
         while self.failed is None:
-            self._check_clocks()
             wait_s = self._next_timer_s()
+            event: object | None = None
             with trio.move_on_after(min(wait_s, IDLE_TICK_S)):
-                self._step(await self._inbox_out.receive())
+                event = await self._inbox_out.receive()
+            self._check_clocks()  # a suspend is known before anything that waited through it
             self._fire_timers()
+            if event is not None:
+                self._step(event)
         assert self._nursery is not None
         self._nursery.cancel_scope.cancel()
 
@@ -278,7 +283,7 @@ class Driver:
             log.warning("inbox full, %s dropped", type(event).__name__)
 
     def _notify(self, topic: str, value: object) -> None:
-        if topic == "store_failed" and isinstance(value, StoreError):
+        if topic in FATAL and isinstance(value, SwarmError):
             self.failed = value
         for prefix, channel in self._subscribers.values():
             if topic.startswith(prefix):

@@ -1,5 +1,8 @@
 """The private keys of a profile: the node's (who it is on the wire) and the user's (whose tasks these are).
 
+One user may own several nodes: their profiles then hold copies of one user key, and a client key of that user names
+one task on all of them. A node key is never copied: two nodes with one key burn each other (protocol.md §5).
+
 A key file holds one line, `masos-seed-1 <64 hex digits>`: the Ed25519 seed. It is written once and never
 replaced, because a lost key is a lost identity; it is readable by its owner only, and one that others can read
 is refused, as ssh does. Seeds come from the caller: nothing here draws randomness.
@@ -23,6 +26,7 @@ class Keystore:
     """The two keys of a profile."""
 
     def __init__(self, profile: Profile) -> None:
+        self._profile = profile
         self.node_file = profile.identity / "node.key"
         self.user_file = profile.identity / "user.key"
 
@@ -47,17 +51,19 @@ class Keystore:
         """The node's key.
 
         Raises:
-            ConfigError: missing, readable by others, or damaged.
+            ConfigError: no such profile; the key is missing, readable by others, or damaged.
         """
-        return _load(self.node_file)
+        self._profile.check()
+        return read_key(self.node_file)
 
     def user(self) -> KeyPair:
         """The user's key.
 
         Raises:
-            ConfigError: missing, readable by others, or damaged.
+            ConfigError: no such profile; the key is missing, readable by others, or damaged.
         """
-        return _load(self.user_file)
+        self._profile.check()
+        return read_key(self.user_file)
 
 
 def _create(path: Path, seed: bytes) -> bool:
@@ -71,13 +77,18 @@ def _create(path: Path, seed: bytes) -> bool:
     return True
 
 
-def _load(path: Path) -> KeyPair:
+def read_key(path: Path) -> KeyPair:
+    """The key in a file, of this profile or of another.
+
+    Raises:
+        ConfigError: missing, readable by others, or not one whole key.
+    """
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
         with path.open("rb") as file:
             data = file.read(_FILE_BYTES_MAX + 1)
     except FileNotFoundError as exc:
-        raise ConfigError(f"there is no key {path}", hint="make the profile with `masos init`") from exc
+        raise ConfigError(f"there is no key {path}", hint="the keys of a profile are made by `masos init`") from exc
     except OSError as exc:
         raise ConfigError(f"cannot read {path}: {exc.strerror}") from exc
     if mode & 0o077:
@@ -92,5 +103,7 @@ def _seed(path: Path, data: bytes) -> bytes:
     except ValueError:
         seed, text = b"", ""
     if len(seed) != SEED_BYTES or text != f"{_TAG}{seed.hex()}":
-        raise ConfigError(f"{path} is damaged", hint="restore it from a backup: a new key is a new identity")
+        raise ConfigError(
+            f"{path} is no key, or a damaged one", hint="restore it from a backup: a new key is a new identity"
+        )
     return seed

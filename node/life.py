@@ -3,7 +3,8 @@
 `inst` counts the lives and goes into every job id and op header, so it is on disk before anything else happens
 (replication.md §2.1). The clean-stop mark names the life that ended in order; a later start makes it stale by
 itself, so there is nothing to take back and no moment in which a crash could leave a wrong mark.
-A restored backup can carry a mark that was true once: the core asks the peers for the own heads (protocol.md §5).
+A restored backup can carry a mark that was true once, so the core asks the peers for its own heads after every start;
+the mark only shortens how long it waits when nobody can be asked (gossip/own_head.py, protocol.md §5).
 """
 
 from __future__ import annotations

@@ -110,10 +110,6 @@ class LinkTable:
         slot = self._slots.get(peer)
         return slot is not None and (slot.link is not None or slot.dial is not None)
 
-    def linked_peers(self) -> tuple[PeerID, ...]:
-        """Peers whose link is up, in the order of their PeerIDs."""
-        return tuple(sorted(peer for peer, slot in self._slots.items() if slot.link is not None))
-
     def send(self, peer: PeerID, lane: Lane, body: bytes) -> bool:
         """See Transport.send."""
         slot = self._slots.get(peer)

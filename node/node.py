@@ -113,7 +113,8 @@ def load_member(profile: Profile, now_ms: int) -> tuple[Membership, bytes]:
         ) from exc
     if now_ms > admission.exp_ms:
         raise ConfigError(
-            "this node's certificate has expired", hint="ask for a ticket and join with a new profile; check your clock"
+            "this node's certificate has expired",
+            hint="ask an admin for a ticket and join again with it; check your clock",
         )
     return Membership(node, keys.user(), genesis, secrets.chain, secrets.bootstrap), secrets.psk
 
@@ -228,7 +229,7 @@ class Node:
                 if await engine.health():
                     able = await engine.capabilities()
                     self._engine_state, self._engine_error = "up", ""
-                    return EngineReport(able, self._config.engine.roles)
+                    return EngineReport(able, self._config.engine.roles, self._config.capability())
             except EngineError as exc:
                 reason = exc.message
         self._engine_error = self._parts.engine_trouble() or reason

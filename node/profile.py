@@ -97,6 +97,15 @@ class Profile:
         """Where the control API answers."""
         return self.path / "control.json"
 
+    def check(self) -> None:
+        """Say so if there is none.
+
+        Raises:
+            ConfigError: there is no profile here.
+        """
+        if not self.identity.is_dir():
+            raise ConfigError(f"there is no profile at {self.path}", hint="make it with `masos init`")
+
     def make(self) -> None:
         """Create the folders that are missing, readable by the owner only.
 
@@ -124,6 +133,21 @@ class Profile:
             yield held
         finally:
             held.release()
+
+    def holder(self) -> int | None:
+        """Pid of the process that holds the profile now; None while nobody does.
+
+        The lock is tried only where the noted process lives, so that a look does not get in the way of a start.
+        """
+        try:
+            descriptor = os.open(self.lock_file, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            pid, _ = _read_note(descriptor)
+            return pid if pid and _lives(pid) and _is_locked(descriptor) else None
+        finally:
+            os.close(descriptor)
 
     def _take_lock(self) -> int:
         try:
@@ -161,6 +185,24 @@ def _read_note(descriptor: int) -> tuple[int, str]:
         return int(note["pid"]), str(note["address"])
     except (ValueError, KeyError, TypeError):  # it holds the lock and has not written yet
         return 0, ""
+
+
+def _is_locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    return False
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's, with our number
+        return True
+    return True
 
 
 def write_private(path: Path, data: bytes, *, replace: bool = True) -> None:

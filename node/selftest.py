@@ -1,13 +1,16 @@
 # pyright: basic
 """Does the installed library still do what `node.transport` relies on? Rows 1 to 4 of libp2p.md §11.
 
-The daemon runs this at start and exits when it fails; `doctor` and CI run it too. Two hosts on loopback, well under
-a second. A new library version starts here: a row that fails names the private attribute to look at.
+The daemon runs this before each start, unless `[node] self_test` is off, and exits with the first row that fails; the
+suite runs it too. Two hosts on loopback a row, 1.3 s in all [measured, 2 cores]. A new version of the library starts
+here: a row that fails says what to look at.
 """
 
 from __future__ import annotations
 
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Final
 
 import trio
@@ -27,7 +30,7 @@ from protocol.errors import ConfigError
 from protocol.peer import PeerID, PeerInfo, parse_peer
 from protocol.transport import LinkDialFailed, LinkUp
 
-SELF_TEST_S: Final = 20.0
+ROW_S: Final = 30.0  # a busy machine is no broken library
 _LOOPBACK: Final = "/ip4/127.0.0.1/tcp/0"
 _PROTOCOL: Final = "/masos/selftest/1"
 
@@ -39,12 +42,17 @@ async def self_test() -> None:
         ConfigError: the first row that fails, with what it relies on.
     """
     check_library_version()
-    with trio.move_on_after(SELF_TEST_S) as deadline:
-        await _raising_handlers()
-        await _plaintext_refused()
-        await _bad_addresses_skipped()
-    if deadline.cancelled_caught:
-        raise _failed("2-4", f"not done within {SELF_TEST_S:g} s")
+    for row, check in (("2", _raising_handlers), ("3", _plaintext_refused), ("4", _bad_addresses_skipped)):
+        with trio.move_on_after(ROW_S) as deadline:
+            try:
+                await check()
+            except ConfigError:
+                raise
+            except Exception as exc:
+                # The guard of the self-test: whatever class an attribute that is gone raises, the row has failed.
+                raise _failed(row, f"{type(exc).__name__}: {exc}") from exc
+        if deadline.cancelled_caught:
+            raise _failed(row, f"not done within {ROW_S:g} s")
 
 
 def _failed(row: str, what: str) -> ConfigError:
@@ -70,13 +78,21 @@ async def _raising_handlers() -> None:
         await stream.close_write()
 
     server.set_stream_handler(_PROTOCOL, handler)
-    async with run_host(server, _LOOPBACK), run_host(client):
+    async with _running(server, _LOOPBACK), _running(client):
         peer, addr = _where(server)
         connection = await dial(client, peer, addr)
         answers = [await _ask(client, connection) for _ in range(3)]
         await connection.close()
     if answers != [b"", b"", b"served"] or len(errors) != 2:
         raise _failed("2", f"answers {answers}, {len(errors)} errors guarded")
+
+
+@asynccontextmanager
+async def _running(host: LibraryObject, *listen: str) -> AsyncIterator[None]:
+    """A host that runs within; the end of its run leaves its listeners open, so it is closed first."""
+    async with run_host(host, *listen):
+        yield
+        await host.close()
 
 
 async def _ask(client: LibraryObject, connection: LibraryObject) -> bytes:
@@ -91,7 +107,7 @@ async def _ask(client: LibraryObject, connection: LibraryObject) -> bytes:
 async def _plaintext_refused() -> None:
     """Row 3, `sec_opt`: who offers no encryption gets no connection."""
     server, client = build_host(bytes([1] * 32), None, _no_addresses), build_plaintext_host(bytes([2] * 32))
-    async with run_host(server, _LOOPBACK), run_host(client):
+    async with _running(server, _LOOPBACK), _running(client):
         peer, addr = _where(server)
         try:
             await dial(client, peer, addr)

@@ -26,8 +26,8 @@ CHUNK_BYTES: Final = 65_519 - 12  # one Yamux frame (12 bytes of header) in one 
 
 def cause(exc: BaseException) -> str:
     """What lies at the bottom of a library exception, in one short line."""
-    while exc.__cause__ is not None:
-        exc = exc.__cause__
+    while (deeper := exc.exceptions[0] if isinstance(exc, BaseExceptionGroup) else exc.__cause__) is not None:
+        exc = deeper
     text = str(exc).splitlines()
     return (text[0] if text and text[0] else type(exc).__name__)[:160]
 

@@ -43,10 +43,12 @@ NAME_CHARS_MAX: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """What a ticket may be used for: how long, how often, and where joiners find the swarm."""
+    """What a ticket is good for: how long it can be used, and where joiners find the swarm.
+
+    Nothing counts how often: whoever holds the ticket can join until it expires.
+    """
 
     life_ms: int
-    uses: int | None
     bootstrap: tuple[str, ...]
 
 
@@ -59,8 +61,9 @@ def load_secrets(profile: Profile) -> SwarmSecrets:
     """The swarm of a profile.
 
     Raises:
-        ConfigError: it is in none, or the file cannot be read or is damaged.
+        ConfigError: no such profile, it is in no swarm, or the file cannot be read or is damaged.
     """
+    profile.check()
     path = secrets_file(profile)
     try:
         with path.open("rb") as file:
@@ -115,7 +118,7 @@ def invite(profile: Profile, seed: bytes, now_ms: int, wanted: Invitation) -> Ti
         )
     addressed = secrets.model_copy(update={"bootstrap": tuple(usable)[:BOOTSTRAP_MAX]})
     window = (now_ms - BACKDATE_MS, now_ms + wanted.life_ms)
-    return make_invite(Keystore(profile).user(), addressed, seed, window, wanted.uses)
+    return make_invite(Keystore(profile).user(), addressed, seed, window)
 
 
 def inspect(text: str, now_ms: int) -> dict[str, object]:
@@ -137,7 +140,6 @@ def inspect(text: str, now_ms: int) -> dict[str, object]:
         "derive_ver": genesis.derive_ver,
         "bootstrap": list(ticket.bootstrap),
         "issuer": cert.issuer.hex(),
-        "uses": cert.uses,
         "valid_from_ms": cert.nbf_ms,
         "valid_until_ms": cert.exp_ms,
         "valid_now": cert.nbf_ms <= now_ms <= cert.exp_ms,
@@ -146,8 +148,32 @@ def inspect(text: str, now_ms: int) -> dict[str, object]:
     }
 
 
+def renew_own(profile: Profile, now_ms: int) -> bool:
+    """An admin's node certifies itself anew once two thirds of its certificate are over; True iff it did.
+
+    Other members renew by joining again with a new ticket of the same swarm.
+
+    Raises:
+        ConfigError: no keys, no swarm, or damaged files. The profile must not be locked by another process.
+    """
+    keys, secrets = Keystore(profile), load_secrets(profile)
+    node, user = keys.node(), keys.user()
+    try:
+        genesis = Genesis.from_wire(secrets.genesis)
+        admission = check_chain(genesis, secrets.chain, node.public)
+    except DecodeError:
+        return False  # said by who loads the member
+    due_ms = admission.nbf_ms + (admission.exp_ms - admission.nbf_ms) * 2 // 3
+    if user.public not in genesis.admins or now_ms < due_ms:
+        return False
+    start = now_ms - BACKDATE_MS
+    cert = issue(user, genesis.swarm_id, node.public, (MEMBER, ADMIT), (start, start + CERT_LIFE_MS_MAX))
+    _write(profile, secrets.model_copy(update={"chain": (cert,)}), replace=True)
+    return True
+
+
 def join(profile: Profile, text: str, now_ms: int) -> Genesis:
-    """Enter the swarm of a ticket; the next `masos up` takes part in it.
+    """Enter the swarm of a ticket; the next `masos up` takes part in it. In the same swarm again: a new certificate.
 
     Raises:
         ConfigError: no keys, a swarm already, a daemon is running, or a ticket that is damaged or not valid now.
@@ -162,11 +188,10 @@ def join(profile: Profile, text: str, now_ms: int) -> Genesis:
         check_chain(genesis, chain, node.public)
     except DecodeError as exc:
         raise ConfigError(f"the ticket admits nobody: {exc.message}", hint="ask for a new one") from exc
+    entered = SwarmSecrets(genesis=ticket.genesis_wire, psk=ticket.psk, chain=chain, bootstrap=ticket.bootstrap)
     with profile.lock():
-        _write(
-            profile,
-            SwarmSecrets(genesis=ticket.genesis_wire, psk=ticket.psk, chain=chain, bootstrap=ticket.bootstrap),
-        )
+        again = secrets_file(profile).exists() and load_secrets(profile).genesis == entered.genesis
+        _write(profile, entered, replace=again)
     return genesis
 
 
@@ -194,10 +219,10 @@ def _is_bootstrap(text: str) -> bool:
     return addr.dialable
 
 
-def _write(profile: Profile, secrets: SwarmSecrets) -> None:
+def _write(profile: Profile, secrets: SwarmSecrets, *, replace: bool = False) -> None:
     path = secrets_file(profile)
     try:
-        write_private(path, secrets.wire(), replace=False)
+        write_private(path, secrets.wire(), replace=replace)
     except FileExistsError as exc:
         raise ConfigError(
             f"the profile {profile.path} is in a swarm already",

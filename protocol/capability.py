@@ -25,7 +25,11 @@ from protocol.records import Name
 RECORD_TTL_MS: Final = 6 * 3_600_000
 FUTURE_MS_MAX: Final = 600_000  # a publisher's clock may be wrong by ten minutes (complaint 14)
 KEY_BYTES: Final = 20
+DESCRIPTION_CHARS_MAX: Final = 1000
+TAXONOMY_CHARS_MAX: Final = 256
+LABELS_MAX: Final = 32  # of one kind, such as skills
 Kind = Literal["peer", "agent"]
+Labels = Annotated[tuple[Name, ...], Field(max_length=LABELS_MAX)]
 
 
 class PeerValue(BaseModel):
@@ -33,23 +37,42 @@ class PeerValue(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
     addrs: Annotated[tuple[Annotated[str, Field(max_length=256)], ...], Field(max_length=ADDRESSES_PER_PEER_MAX)]
+    cert: Annotated[tuple[bytes, ...], Field(max_length=2)] = ()  # its admission: only members are ever dialled
 
 
 class AgentValue(BaseModel):
-    """What one agent of the publisher can do, and on what terms."""
+    """What one agent of the publisher can do, and on what terms.
+
+    One agent, one model: a node that serves more models publishes more agents. What a later version adds is ignored
+    here and forwarded.
+
+    Attributes:
+        vector: `int8[dim]` of the text by which it is found (kernel/discovery.py) under `encoder`; None where the
+            publisher has no encoder at hand.
+        tools: names of the tools that its turns may call, and `permissions`: what these may touch on that machine.
+        skills: what it is good at, in its operator's words or as ids of A2A or OASF; taken as plain strings.
+        tags: labels without an order.
+        taxonomy: a path from the general to the special, parted by `/`.
+        price_micro_money: for 1,000 tokens.
+        tokens_per_s: decode speed as measured by the publisher, 0 while unmeasured.
+        data_policy: `external` where prompts leave the publisher's machine, such as to a hosted model.
+    """
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
     agent: Name
     roles: Annotated[tuple[Name, ...], Field(max_length=16)]
-    description: Annotated[str, Field(max_length=1000)] = ""
+    description: Annotated[str, Field(max_length=DESCRIPTION_CHARS_MAX)] = ""
     vector: Annotated[bytes, Field(max_length=4096)] | None = None
     encoder: Name = ""
     model: Name = ""
     backend: Name = ""
     quality: Literal["demo", "standard"] = "standard"
     context_tokens: Annotated[int, Field(ge=0, le=2**31)] = 0
-    tools: Annotated[tuple[Name, ...], Field(max_length=32)] = ()
-    skills: Annotated[tuple[Name, ...], Field(max_length=32)] = ()
+    tools: Labels = ()
+    permissions: Labels = ()
+    skills: Labels = ()
+    tags: Labels = ()
+    taxonomy: Annotated[str, Field(max_length=TAXONOMY_CHARS_MAX)] = ""
     price_micro_money: Annotated[int, Field(ge=0, le=2**53)] = 0
     tokens_per_s: Annotated[int, Field(ge=0, le=2**31)] = 0
     data_policy: Literal["local", "external"] = "local"

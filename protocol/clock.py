@@ -45,8 +45,10 @@ class HybridClock:
 class SwarmClock:
     """Swarm time from boot time: an own wall offset and the peers' offsets against the own wall clock."""
 
-    def __init__(self, wall_offset_us: int) -> None:
+    def __init__(self, wall_offset_us: int, floor_ms: int = 0) -> None:
+        """`floor_ms`: it is later than this for sure (the own certificate had begun); who says otherwise is wrong."""
         self._wall_offset_us = wall_offset_us
+        self._floor_ms = floor_ms
         self._peers: dict[bytes, int] = {}
 
     def set_wall_offset(self, wall_offset_us: int) -> None:
@@ -62,6 +64,8 @@ class SwarmClock:
     def sample(self, peer: bytes, peer_wall_ms: int, now_us: int) -> None:
         """A peer said what its wall clock shows; the newest sample of each of the last peers counts."""
         self._peers.pop(peer, None)
+        if peer_wall_ms < self._floor_ms:
+            return  # of two clocks the earlier one leads, so an impossible one would mute its partner
         self._peers[peer] = peer_wall_ms - self.wall_ms(now_us)
         if len(self._peers) > OFFSET_SAMPLES_MAX:
             del self._peers[next(iter(self._peers))]

@@ -231,7 +231,7 @@ class SimSwarm:
 
     def task_in(self, host: SimHost, space: bytes) -> Task | None:
         """A task as a host sees it, if it is up and knows it."""
-        return host.core.kernel._tasks.get(space) if host.up else None  # noqa: SLF001 - a look from outside, no call
+        return host.core.kernel.task(space) if host.up else None
 
     def owner(self, client_key: str) -> int | None:
         """The node that runs a turn of a task now."""

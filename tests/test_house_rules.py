@@ -25,10 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = ("dht", "gossip", "kernel", "node", "protocol", "simulations")
 PURE = ("dht/", "gossip/", "kernel/", "protocol/", "node/core.py", "simulations/")
 # The hands of the kernel, and what runs simulations or measures them for a person.
-IMPURE = (
-    "kernel/executor.py", "kernel/tools/", "kernel/training/", "kernel/evaluation/",
-    "simulations/__main__.py", "simulations/cli.py", "simulations/cli/", "simulations/bench/",
-)  # fmt: skip
+IMPURE = ("kernel/executor.py", "simulations/bench/")
 NETWORK_HOME = "node/transport.py"
 NETWORK = ("libp2p", "multiaddr")
 UNPICKLERS = (

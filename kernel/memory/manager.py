@@ -16,9 +16,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from kernel.bounds import TEXT_BYTES_MAX, fits_bytes, head_bytes
 from protocol.codec import clean_text
 from protocol.errors import Refused
-from protocol.records import TEXT_CHARS_MAX
 
 STEP_WORDS_MAX: Final = 50
 GLOBAL_WORDS_MAX: Final = 80
@@ -33,6 +33,10 @@ PART_WORDS_MAX: Final = 85
 [measured]."""
 PART_WORDS_MIN: Final = 12
 """A shorter paragraph is a heading or a list head and goes with the next one."""
+PART_BYTES_MAX: Final = 2_000
+"""Of a document part in UTF-8: three times what 85 words take, for text that has no blanks (CJK, base64, code)."""
+HEADING_BYTES_MAX: Final = 500
+"""Longer, and it is a paragraph of its own, though it has few blanks."""
 PARTS_MAX: Final = 128
 """Document parts of one task."""
 
@@ -48,6 +52,7 @@ _ABBREVIATION: Final = re.compile(
 )
 _SENTENCE_END: Final = re.compile(r"(?<=[.!?])[\"')\]]*\s+(?=[\"'(\[]?[A-Z0-9])")
 _LIST_ITEM: Final = re.compile(r"\s+(?=\((?:[a-z]|[ivx]{1,4}|\d{1,2})\)\s+\S)")
+_CLAUSE_ENDS: Final = " .!?;,\u3002\uff01\uff1f\uff1b\uff0c\u3001"  # ASCII and CJK; a part is cut there if it can be
 _BLANK_LINES: Final = re.compile(r"\n[ \t\f\v]*\n\s*")
 
 
@@ -59,8 +64,8 @@ class DocumentTooLong(Refused):
 
 
 def clean_output(text: str) -> str:
-    """What an agent said, as a unit may hold it: no lone surrogates, outer blanks gone, bounded."""
-    return clean_text(text).strip()[:TEXT_CHARS_MAX]
+    """What an agent said, as a unit may hold it: no lone surrogates, outer blanks gone, bounded in bytes."""
+    return head_bytes(clean_text(text).strip(), TEXT_BYTES_MAX)
 
 
 def word_count(text: str) -> int:
@@ -131,7 +136,8 @@ def sentences(text: str) -> tuple[str, ...]:
 def chunk_document(text: str) -> tuple[str, ...]:
     """The document in parts of whole paragraphs or whole sentences, each of about 120 tokens at most.
 
-    Lines of a paragraph are joined; headings go with the paragraph that they head.
+    Lines of a paragraph are joined; headings go with the paragraph that they head. No part is over `PART_BYTES_MAX`,
+    whatever its words look like.
 
     Raises:
         Refused: the document is empty.
@@ -143,15 +149,15 @@ def chunk_document(text: str) -> tuple[str, ...]:
         body = " ".join(f"{held} {paragraph}".split())
         if not body:
             continue
-        if word_count(body) < PART_WORDS_MIN:
+        if word_count(body) < PART_WORDS_MIN and fits_bytes(body, HEADING_BYTES_MAX):
             held = body
             continue
         held = ""
-        parts.extend(_pieces(body))
+        parts.extend(part for piece in _pieces(body) for part in _within_bytes(piece))
         if len(parts) > PARTS_MAX:
             raise DocumentTooLong(f"the document has more than {PARTS_MAX} parts")
     if held:
-        parts.append(held)
+        parts.extend(_within_bytes(held))
     if not parts:
         raise Refused("the document holds no text")
     if len(parts) > PARTS_MAX:
@@ -182,3 +188,16 @@ def _cut_at(words: list[str]) -> int:
     """After the last word within the limit that ends a clause, else at the limit."""
     clauses = (at for at in range(PART_WORDS_MAX, PART_WORDS_MIN, -1) if words[at - 1].endswith((";", ":", ",")))
     return next(clauses, PART_WORDS_MAX)
+
+
+def _within_bytes(piece: str) -> list[str]:
+    """A piece in parts that fit, cut at a blank or the end of a clause in the second half, else between characters."""
+    parts: list[str] = []
+    rest = piece
+    while head := head_bytes(rest, PART_BYTES_MAX):
+        if len(head) < len(rest):
+            ends = (at for at in range(len(head), len(head) // 2, -1) if head[at - 1] in _CLAUSE_ENDS)
+            head = head[: next(ends, len(head))]
+        rest = rest[len(head) :].lstrip()
+        parts.append(head.rstrip())
+    return parts

@@ -309,16 +309,6 @@ class Pool:
         """Whether the op is here."""
         return op_id in self._nodes
 
-    def precedes(self, op_id: bytes, later: Iterable[bytes]) -> bool:
-        """Whether the op is one of `later` or in the past of one. A unit: one shift; another op: a walk."""
-        node = self._nodes.get(op_id)
-        ends = [end for end in later if end in self._nodes]
-        if node is None or op_id in ends:
-            return node is not None
-        if node.unit is not None:
-            return bool(self.covered(ends) >> node.unit & 1)
-        return self._walks_down_to(op_id, node.depth, ends)
-
     def select(self, bits: int) -> tuple[UnitView, ...]:
         """The units of these bits in causal order."""
         places = [self._place(number) for number in _ones(bits)]
@@ -376,19 +366,6 @@ class Pool:
             if number not in seen:
                 seen.add(number)
                 yield number
-
-    def _walks_down_to(self, op_id: bytes, depth: int, ends: list[bytes]) -> bool:
-        stack, seen = list(ends), set(ends)
-        while stack:
-            op = self._log.get(stack.pop())
-            for ref in () if op is None else _refs(op):
-                node = self._nodes.get(ref)
-                if ref == op_id:
-                    return True
-                if node is not None and node.depth > depth and ref not in seen:
-                    seen.add(ref)
-                    stack.append(ref)
-        return False
 
 
 def _refs(op: Op) -> tuple[bytes, ...]:

@@ -1,18 +1,20 @@
-"""The global summary of a space: a multi-value register keyed by the causal frontier that a text covers.
+"""The global summary of a space: a register keyed by the causal frontier that a text covers.
 
-A summary op carries {frontier, text, ...}. It covers the units in the past of its frontier, the frontier included. S1
-dominates S2 iff the frontier of S2 lies in the past of the frontier of S1 (replication.md §3.3). Reading takes one of
-the maximal elements, by (units covered, clock, smaller id), and adds the units that it does not cover as they are. So:
+A summary op carries {frontier, text, ...}. It covers the units in the past of its frontier, the frontier included.
+Reading takes the one that covers most units, then the later clock, then the smaller id, and adds the units that it
+does not cover as they are. So:
 
 - lossless (invariant 12): chosen text + tail = all live units, whoever wrote which summary, and while two race;
 - equal for equal sets: text is data here and never merged, so that a language model's moods cannot split replicas;
-- `rivals` > 0 tells the machine that a merge is due.
+- maximal: a summary whose frontier lies in the past of another's (replication.md §3.3: it is dominated) covers no more
+  units than that one, and where it covers as many these are the same. So nobody has to ask which dominates which.
 
 The number of covered units is counted here, from the log. The figure in the body is its author's word; a peer that
 claims to cover 2^63 units gains nothing. A frontier may name an op that has not come yet; it covers nothing until then.
 
-Cost: a new summary is compared with the maximal ones only (frontier ids are bits, pool.py); a read costs the bits of
-the tail. Every summary is read again only when a named op arrives late, or after a refold or a redaction.
+Cost: a new summary is one `or` per frontier id and one count of bits, whatever else is there, and only the best one is
+kept. One that waits for named ops is counted anew when each of them comes, 16 times at most. Everything is read again
+after a refold or a redaction.
 """
 
 from __future__ import annotations
@@ -37,14 +39,12 @@ class SummaryRead:
         text: its text, empty when there is none.
         tail: the live units that it does not cover, in causal order, document parts among them.
         covered: how many units it covers.
-        rivals: how many other maximal summaries there are.
     """
 
     id: bytes | None
     text: str
     tail: tuple[UnitView, ...]
     covered: int
-    rivals: int
 
     def text_for_prompt(self, chars_max: int = PROMPT_CHARS_MAX) -> str:
         """The text and one line per uncovered working unit; when that is too long the oldest lines go first."""
@@ -66,9 +66,13 @@ class _Version:
 
     id: bytes
     hlc: int
-    frontier: tuple[bytes, ...]
     text: str
     bits: int
+
+    @property
+    def rank(self) -> tuple[int, int, bytes]:
+        """The smallest is read."""
+        return (-self.bits.bit_count(), -self.hlc, self.id)
 
 
 class Summaries:
@@ -81,50 +85,40 @@ class Summaries:
 
     def rebuild(self) -> None:
         """Derives the register from the log again."""
-        self._maximal: list[_Version] = []
-        self._awaited: set[bytes] = set()  # frontier ids that no op here has; membership only
+        self._best: _Version | None = None
+        self._waiting: dict[bytes, list[Op]] = {}  # frontier id that no op here has -> summaries that name it
         for op in self._log.kept():
             self._add(op)
 
     def update(self, added: Added) -> None:
         """Takes in what the log has just kept, after `Pool.update`."""
-        if added.refold or any(op.kind == OpKind.REDACT or op.id in self._awaited for op in added.ops):
+        if added.refold or any(op.kind == OpKind.REDACT for op in added.ops):
             self.rebuild()
             return
         for op in added.ops:
             self._add(op)
+            for summary in self._waiting.pop(op.id, ()):
+                self._weigh(summary)
 
     def read(self) -> SummaryRead:
-        """One maximal summary, chosen the same way everywhere, and the units that it does not cover."""
-        best = min(self._maximal, key=_rank, default=None)
+        """The best summary, chosen the same way everywhere, and the units that it does not cover."""
+        best = self._best
         if best is None:
-            return SummaryRead(None, "", self._pool.uncovered(0), 0, 0)
-        tail = self._pool.uncovered(best.bits)
-        return SummaryRead(best.id, best.text, tail, best.bits.bit_count(), len(self._maximal) - 1)
-
-    def maximal(self) -> tuple[bytes, ...]:
-        """The summaries that no other dominates, best first."""
-        return tuple(version.id for version in sorted(self._maximal, key=_rank))
+            return SummaryRead(None, "", self._pool.uncovered(0), 0)
+        return SummaryRead(best.id, best.text, self._pool.uncovered(best.bits), best.bits.bit_count())
 
     def _add(self, op: Op) -> None:
         record = self._log.record(op.id) if op.kind == OpKind.SUMMARY else None
         if not isinstance(record, Summary) or self._pool.redacted(op):
             return
-        if any(old.id == op.id for old in self._maximal):
-            return
-        self._awaited.update(ref for ref in record.frontier if not self._pool.knows(ref))
-        new = _Version(op.id, op.hlc, record.frontier, record.text, self._pool.covered(record.frontier))
-        if any(self._dominates(old, new) for old in self._maximal):
-            return
-        self._maximal = [old for old in self._maximal if not self._dominates(new, old)] + [new]
+        for ref in dict.fromkeys(record.frontier):
+            if not self._pool.knows(ref):
+                self._waiting.setdefault(ref, []).append(op)
+        self._weigh(op)
 
-    def _dominates(self, upper: _Version, lower: _Version) -> bool:
-        """Strictly: two summaries of one frontier stand side by side."""
-        return self._within(lower, upper) and not self._within(upper, lower)
-
-    def _within(self, lower: _Version, upper: _Version) -> bool:
-        return all(self._pool.precedes(ref, upper.frontier) for ref in lower.frontier)
-
-
-def _rank(version: _Version) -> tuple[int, int, bytes]:
-    return (-version.bits.bit_count(), -version.hlc, version.id)
+    def _weigh(self, op: Op) -> None:
+        record = self._log.record(op.id)
+        assert isinstance(record, Summary), "only summaries are weighed"
+        new = _Version(op.id, op.hlc, record.text, self._pool.covered(record.frontier))
+        if self._best is None or new.rank < self._best.rank:
+            self._best = new

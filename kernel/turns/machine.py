@@ -6,7 +6,11 @@ out whether this node should claim the next step now, later (a timer), or not at
     claim (durable) → RunTurn → unit (durable) → Decide → done (durable, pushed: the offer to the next peer)
 
 and ends early, with the engine call really stopped, when its lease ends by the own clock, a done of the parent is
-heard, the user cancels, or the machine slept. Nothing here waits for gossip or reads a clock.
+heard, the user cancels, the machine slept, or an own op of it is refused. Nothing here waits for gossip or reads a
+clock.
+
+After the deadline every participant claims by rank, whatever is missing and whoever would fit, to write that end: so
+every task ends, on whatever node is left.
 """
 
 from __future__ import annotations
@@ -15,15 +19,16 @@ from collections.abc import Callable
 
 from gossip.replication import Draft, Replication
 from kernel.allocator.select import BudgetTooSmall
+from kernel.bounds import check_size, head_bytes, model_bounds
 from kernel.config import KernelConfig
 from kernel.decide import decide
 from kernel.jobs import Candidate, Decide, Decision, RunTurn, Summarise, Summarised, TurnResult
 from kernel.metered import SliceSpent
 from kernel.task import Run, Task, candidates_of
-from kernel.turns.rank import current_claim, free_since, keeps_out, rank_order, step_of_next
-from protocol.clock import SwarmClock, hlc_from_ms
+from kernel.turns.rank import Free, claim_floor, current_claim, free_since, own_open_claim, rank_order, step_of_next
+from protocol.clock import SwarmClock, hlc_to_ms
 from protocol.contract import ZERO, Vector, add as add_vector, exhausted, remaining
-from protocol.errors import Refused, SwarmError
+from protocol.errors import SwarmError, UsageError
 from protocol.identity import h64
 from protocol.machine import AbortJob, CancelTimer, Count, Effect, JobIds, SetTimer, StartJob, TimerKey
 from protocol.op import Op
@@ -42,6 +47,9 @@ from protocol.records import (
 )
 
 MACHINE = "turns"
+NOTE_BYTES_MAX = 2_000  # of a step summary; protocol.records counts the same in characters
+GIVEN_MAX = 64  # memory units named in the receipt of a unit (protocol.records.Unit)
+SUMMARY_BYTES_MAX = 8_000  # protocol.records.Summary, in characters
 
 
 class Turns:
@@ -78,22 +86,35 @@ class Turns:
             return effects if task.run.parent == task.tip else effects + self._stop(task)
         return effects + self._consider_claim(task, now_us)
 
+    def on_opened(self, task: Task, now_us: int) -> list[Effect]:
+        """This node may write here from now on; the others, back from the same outage, mostly since just now too."""
+        task.opened_us = now_us
+        return self.consider(task, now_us)
+
     def _consider_claim(self, task: Task, now_us: int) -> list[Effect]:
         if self.stopping or self._me not in task.open.participants or not self._logs.writable(task.space):
             return []
-        if not task.complete_attachments():
-            return []
-        mine = current_claim(task)
-        if mine is not None and mine.author == self._me and task.fold.released(mine.id) is None:
+        mine = own_open_claim(task, self._me)
+        if mine is not None:
             # A claim of this node without a run: of an earlier life, or given up. Nobody need wait for its end.
             return self._write(task, Release(claim=mine.id, reason="restarted"), (mine.id,), now_us)
+        free, deadline_us = free_since(task, self._me), self._deadline_us(task, now_us)
+        if deadline_us <= now_us:
+            wait_us = self._order(task, free).index(self._me) * self._config.tau_us
+            return self._claim_at(task, max(self._near_us(task, free, now_us), deadline_us) + wait_us, now_us)
+        if not task.complete_attachments():
+            return self._claim_at(task, deadline_us, now_us)
         if self._must_decline(task):
             return self._write(task, Release(done=task.tip, reason="no such agent here"), (task.tip,), now_us)
-        start_us = self._start_us(task)
-        if start_us is None:
-            return []
-        if start_us > now_us:
-            return [SetTimer(TimerKey(MACHINE, "claim", task.space), start_us)]
+        turn_us = self._turn_us(task, free)
+        if turn_us is None:
+            return self._claim_at(task, deadline_us, now_us)
+        return self._claim_at(task, min(self._near_us(task, free, now_us) + turn_us, deadline_us), now_us)
+
+    def _claim_at(self, task: Task, at_us: int, now_us: int) -> list[Effect]:
+        """Claim, or look again when it is time."""
+        if at_us > now_us:
+            return [SetTimer(TimerKey(MACHINE, "claim", task.space), at_us)]
         return self._claim(task, now_us)
 
     def _must_decline(self, task: Task) -> bool:
@@ -104,22 +125,41 @@ class Turns:
         mine = self._world()[0].get(self._me)
         return mine is None or nxt.role not in mine.agents
 
-    def _start_us(self, task: Task) -> int | None:
-        """Boot time at which this node should claim the next step; None when a fitting peer will."""
-        parent, offers, alive = task.tip, *self._world()
-        role = self._next(task).role
-        fit = frozenset(peer for peer, offer in offers.items() if role in offer.agents)
-        free = free_since(task, self._me)
-        named = self._next(task).peer
-        declined = named is not None and task.fold.declined(parent, named)
-        order = rank_order(parent, task.open.participants, None if declined or free.last == named else named, fit)
-        order.sort(key=lambda node: node == free.last)
-        wait = order.index(self._me) * self._config.tau_us
+    def _turn_us(self, task: Task, free: Free) -> int | None:
+        """How long after it became free this node should claim the next step; None when a fitting peer will."""
+        order, (_, alive) = self._order(task, free), self._world()
+        fit, wait = self._fit(task), order.index(self._me) * self._config.tau_us
         if self._me not in fit:
             if any(peer in alive for peer in fit if peer in task.open.participants and peer != free.last):
                 return None
             wait += self._config.no_agent_wait_us
-        return free.since_us + wait + task.failures.get(parent, 0) * len(order) * self._config.tau_us
+        return wait + task.failures.get(task.tip, 0) * len(order) * self._config.tau_us
+
+    def _order(self, task: Task, free: Free) -> list[bytes]:
+        """The participants by rank, the one whose claim ended last behind all others."""
+        named = self._next(task).peer
+        passed_over = named is not None and (task.fold.declined(task.tip, named) or free.last == named)
+        order = rank_order(task.tip, task.open.participants, None if passed_over else named, self._fit(task))
+        order.sort(key=lambda node: node == free.last)
+        return order
+
+    def _fit(self, task: Task) -> frozenset[bytes]:
+        role = self._next(task).role
+        return frozenset(peer for peer, offer in self._world()[0].items() if role in offer.agents)
+
+    def _near_us(self, task: Task, free: Free, now_us: int) -> int:
+        """Boot time from which the next step is free, this node may write, and a claim lies no more than eps ahead.
+
+        Others hold a claim back that lies further ahead, and would claim themselves meanwhile. A stamp lies ahead when
+        somebody whose clock is wrong wrote just before. That delays a step by no more than the quarantine.
+        """
+        eps_ms, now_ms = task.open.eps_ms, self._clock.now_ms(now_us)
+        stamp = self._logs.next_stamp(task.space, now_us)
+        if hlc_to_ms(stamp) - eps_ms > now_ms:
+            task.ahead = max(task.ahead, stamp)
+        near_ms = hlc_to_ms(max(task.ahead, claim_floor(task, self._me))) - eps_ms
+        near_us = now_us + (near_ms - now_ms) * 1000
+        return max(task.opened_us, free.since_us, min(near_us, free.since_us + self._config.stamp_wait_us))
 
     def _next(self, task: Task) -> Next:
         done = task.fold.done(task.tip)
@@ -132,12 +172,10 @@ class Turns:
         parent, fold = task.tip, task.fold
         old = current_claim(task)
         named = [parent] if fold.done(parent) is not None else [fold.open_op_ids(parent)[0]]
-        ended, floor = None, 0
+        ended = None
         if old is not None:
             ended = fold.released(old.id) or fold.last_renew(old.id)
             named += [old.id, *([ended] if ended else [])]
-            if fold.released(old.id) is None and keeps_out(task, old, self._me):
-                floor = fold.lease_end(old.id) + hlc_from_ms(task.open.eps_ms)
         wanted = self._next(task).slice if any(self._next(task).slice) else task.open.slice_max
         body = Claim(
             parent=parent,
@@ -146,7 +184,7 @@ class Turns:
             ended=ended,
             slice=task.slice_for_claim(wanted),
         )
-        op, effects = self._append(task, body, tuple(named), now_us, floor)
+        op, effects = self._append(task, body, tuple(named), now_us, claim_floor(task, self._me))
         if op is None:
             return effects
         lease_us = task.open.lease_ms * 1000
@@ -159,13 +197,23 @@ class Turns:
         ]
 
     def on_renew_timer(self, task: Task, now_us: int) -> list[Effect]:
-        """Half the lease is over: move its end, while the turn goes on."""
+        """Half the lease is over: move its end, while the turn goes on.
+
+        A renewal that is stamped after the end that it should move has no effect (protocol.md §7.1), for nobody: then
+        the lease ends here when it ends for the others.
+        """
         run = task.run
         if run is None or run.renews >= task.open.renew_max or now_us >= run.lease_end_us:
             return []
+        claim = task.fold.claim(run.claim)
+        if claim is None or not claim.ok:
+            return self._stop(task)
+        end = task.fold.lease_end(run.claim)
         op, effects = self._append(task, Renew(claim=run.claim), (run.claim,), now_us)
         if op is None:
-            return effects
+            return [*effects, *self._stop(task)]
+        if op.hlc >= end:
+            return [*effects, Count("renewals_without_effect")]
         lease_us = task.open.lease_ms * 1000
         run.renews += 1
         run.lease_end_us = now_us + lease_us
@@ -260,25 +308,42 @@ class Turns:
         run = task.run
         assert run is not None
         run.job, run.result, run.used, run.stage = None, result, result.used, "writing"
-        nxt, mine = self._next(task), self._world()[0].get(self._me)
-        unit = Unit(
-            claim=run.claim,
-            agent=nxt.agent,
-            role=nxt.role,
-            action=result.action,
-            content=result.content,
-            summary=result.summary,
-            tokens=result.used[0],
-            emb=result.emb,
-            encoder=result.encoder,
-            verdict=result.verdict,
-            model=result.model[:NAME_CHARS_MAX],
-            quality=mine.quality if mine is not None else "",
-            context=tuple((unit_id, tokens) for unit_id, tokens, _ in result.receipt.given),
-        )
+        try:
+            unit = self._unit(task, run, result)
+        except UsageError as exc:
+            return self.on_turn_failed(task, exc, now_us)
         op, effects = self._append(task, unit, (run.claim,), now_us)
-        run.unit = op.id if op is not None else None
+        if op is None:
+            return [*effects, *self._stop(task)]
+        run.unit = op.id
         return effects
+
+    def _unit(self, task: Task, run: Run, result: TurnResult) -> Unit:
+        """The result as memory. Notes on it are cut to their bounds; the content itself is never cut here.
+
+        Raises:
+            UsageError: it does not fit an op.
+        """
+        nxt, mine = self._next(task), self._world()[0].get(self._me)
+        given = tuple((unit_id, tokens) for unit_id, tokens, _ in result.receipt.given)
+        with model_bounds("the result of the turn"):
+            unit = Unit(
+                claim=run.claim,
+                agent=nxt.agent,
+                role=nxt.role,
+                action=result.action,
+                content=result.content,
+                summary=head_bytes(result.summary, NOTE_BYTES_MAX),
+                tokens=result.used[0],
+                emb=result.emb,
+                encoder=result.encoder,
+                verdict=head_bytes(result.verdict, NOTE_BYTES_MAX // 2) if result.verdict is not None else None,
+                model=result.model[:NAME_CHARS_MAX],
+                quality=mine.quality if mine is not None else "",
+                context=given[:GIVEN_MAX],
+            )
+        check_size(unit, "the result of the turn")
+        return unit
 
     def on_turn_failed(self, task: Task, error: SwarmError, now_us: int) -> list[Effect]:
         """The agent could not: give the turn back with the reason; after some failures the step ends."""
@@ -385,7 +450,8 @@ class Turns:
         """The rolling summary covers the frontier that the job saw."""
         task.summary_job = None
         covers = task.pool.covered(spec.frontier).bit_count()
-        body = Summary(frontier=spec.frontier, covers_count=covers, text=result.text, model=result.model)
+        text, model = head_bytes(result.text, SUMMARY_BYTES_MAX), result.model[:NAME_CHARS_MAX]
+        body = Summary(frontier=spec.frontier, covers_count=covers, text=text, model=model)
         return self._write(task, body, (), now_us)
 
     # ---- votes, deadline, writing
@@ -412,7 +478,7 @@ class Turns:
         return aborts + self._finish(task, run, Decision("deadline", None, "the deadline passed"), now_us)
 
     def _deadline_us(self, task: Task, now_us: int) -> int:
-        return now_us + max(0, task.open.deadline_ms - self._clock.now_ms(now_us)) * 1000
+        return now_us + (task.open.deadline_ms - self._clock.now_ms(now_us)) * 1000
 
     def _stop(self, task: Task) -> list[Effect]:
         """Leave the own turn; the engine call is stopped for good."""
@@ -428,12 +494,14 @@ class Turns:
     def _append(
         self, task: Task, record: Record, named: tuple[bytes, ...], now_us: int, floor: int = 0
     ) -> tuple[Op | None, list[Effect]]:
-        """Write an op with this node's votes; a refusal (burnt, expired, unsure head) is counted, not raised."""
+        """Write an op with this node's votes; a refusal (burnt, expired, unsure head) is counted, not raised.
+
+        What the refusal means for the own turn is the caller's to say: a vote or a summary means nothing to it.
+        """
         draft = Draft(record, named, task.fold.ballots(self._me), floor)
         try:
             op, effects = self._logs.append(task.space, draft, now_us)
-        except Refused:
-            task.run = None
+        except UsageError:
             return None, [Count("own_ops_refused")]
         return op, effects
 

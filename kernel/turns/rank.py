@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 from kernel.task import Task
 from kernel.turns.fold import ClaimView
+from protocol.clock import hlc_from_ms
 from protocol.identity import h64
 
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Since when (boot microseconds) a step may be claimed, and by whom not first: the author of the dead claim."""
+    """Since when (boot microseconds) a step may be claimed; by whom not first: the author of the claim that ended."""
 
     since_us: int
     last: bytes | None
@@ -49,14 +50,21 @@ def keeps_out(task: Task, claim: ClaimView, taker: bytes) -> bool:
 
 
 def free_since(task: Task, taker: bytes) -> Free:
-    """When the next step is free, by this node's own clock since it learned of things.
+    """When the next step is free, by this node's own clock since it learned of things: when the last claim on it is.
 
-    A running lease ends for others lease + eps after its claim, or last renewal, was heard here; no clock of
-    another node is trusted for that.
+    A running lease ends for others lease + eps after its claim, or last renewal, was heard here; no clock of another
+    node is trusted for that. Every claim counts, not the one of the highest epoch alone: two owners may run after a
+    partition, and when one of them dies the other is still at work.
     """
-    claim, learned = current_claim(task), task.learned
-    if claim is None:
-        return Free(learned[task.tip], None)
+    claims = task.fold.claims_on(task.tip)
+    if not claims:
+        return Free(task.learned[task.tip], None)
+    return max((_free_of(task, claim, taker) for claim in claims), key=lambda free: free.since_us)
+
+
+def _free_of(task: Task, claim: ClaimView, taker: bytes) -> Free:
+    """When one claim keeps the taker out no more."""
+    learned = task.learned
     release = task.fold.released(claim.id)
     if release is not None:
         return Free(learned[release], claim.author)
@@ -64,3 +72,17 @@ def free_since(task: Task, taker: bytes) -> Free:
         return Free(learned[claim.id], claim.author)
     heard = learned[task.fold.last_renew(claim.id) or claim.id]
     return Free(heard + (task.open.lease_ms + task.open.eps_ms) * 1000, claim.author)
+
+
+def own_open_claim(task: Task, me: bytes) -> ClaimView | None:
+    """A valid claim of this node on the tip that it did not give back; the oldest."""
+    claims = task.fold.claims_on(task.tip)
+    return next((c for c in claims if c.author == me and task.fold.released(c.id) is None), None)
+
+
+def claim_floor(task: Task, taker: bytes) -> int:
+    """The stamp that a claim by the taker must reach: lease + eps after the claim before it, 0 if that is over."""
+    old = current_claim(task)
+    if old is None or task.fold.released(old.id) is not None or not keeps_out(task, old, taker):
+        return 0
+    return task.fold.lease_end(old.id) + hlc_from_ms(task.open.eps_ms)

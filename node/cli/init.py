@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
 from node.cli.options import (
     EngineOption,
     JsonOption,
@@ -16,10 +21,10 @@ from node.cli.options import (
 from node.cli.output import Form, Json, columns, one_line
 from node.config import config_file, config_text, load_config
 from node.control.credentials import TOKEN_BYTES, make_token
-from node.keystore import Keystore
+from node.keystore import Keystore, read_key
 from node.profile import Profile, write_private
 from protocol.errors import ConfigError
-from protocol.identity import SEED_BYTES
+from protocol.identity import SEED_BYTES, KeyPair
 from protocol.peer import peer_text
 
 
@@ -27,6 +32,10 @@ def init(
     *,
     listen: ListenOption = None,
     engine: EngineOption = None,
+    user_key: Annotated[
+        Path | None,
+        typer.Option("--user-key", metavar="FILE", help="identity/user.key of another profile of yours."),
+    ] = None,
     profile: ProfileOption = None,
     output: OutputOption = Form.HUMAN,
     json_form: JsonOption = False,
@@ -34,12 +43,14 @@ def init(
     """Make a profile: keys of node and user, the token of the control API, commented settings."""
     screen, place = screen_of(output, json_form=json_form), profile_of(profile)
     chosen = flags_of(listen, engine)
-    load_config(place, {}, chosen)  # refuses impossible ones before anything is made
+    load_config(place, {}, chosen)  # refuses impossible ones before anything is made, as does a file that is no key
+    user = read_key(user_key) if user_key is not None else None
     place.make()
     keys = Keystore(place)
     fresh = not keys.complete
     if fresh:
-        keys.create(entropy(SEED_BYTES), entropy(SEED_BYTES))
+        keys.create(entropy(SEED_BYTES), user.seed() if user is not None else entropy(SEED_BYTES))
+    _check_user(keys, user)
     fresh |= make_token(place, entropy(TOKEN_BYTES))
     fresh |= _write_settings(place, config_text(chosen))
     if not fresh:
@@ -56,8 +67,19 @@ def init(
     screen.result(value, lines)
 
 
-def _write_settings(place: Profile, text: str) -> bool:
+def _check_user(keys: Keystore, wanted: KeyPair | None) -> None:
+    """An interrupted init may have made a key of its own, which is never replaced.
 
+    Raises:
+        ConfigError: the profile belongs to another user.
+    """
+    if wanted is not None and keys.user().public != wanted.public:
+        raise ConfigError(
+            f"{keys.user_file} is the key of another user already", hint="choose another folder with --profile PATH"
+        )
+
+
+def _write_settings(place: Profile, text: str) -> bool:
     try:
         write_private(config_file(place), text.encode(), replace=False)
     except FileExistsError:

@@ -20,6 +20,7 @@ from node.cli.options import (
     wall_ms,
 )
 from node.cli.output import Form, Json, as_list, columns, one_line
+from node.cli.swarm_local import app as local_app
 from node.cli.verbs import new_app
 from node.config import load_config
 from node.control.client import ControlClient
@@ -30,6 +31,7 @@ from protocol.errors import DaemonUnreachable
 from protocol.identity import SEED_BYTES
 
 app = new_app("Found a swarm, invite into it, look at a ticket, join.")
+app.add_typer(local_app, name="local")
 
 TicketArgument = Annotated[str, typer.Argument(metavar="TICKET", help="The word that `masos swarm invite` gave.")]
 
@@ -56,7 +58,6 @@ def create(
 def invite(
     *,
     life: Annotated[str, typer.Option("--life", metavar="TIME", help="How long it can be used; under 7 days.")] = "24h",
-    uses: Annotated[int | None, typer.Option("--uses", min=1, help="How often it is meant to be used.")] = None,
     bootstrap: Annotated[
         list[str] | None, typer.Option("--bootstrap", metavar="MULTIADDR", help="/ip4/…/tcp/…/p2p/…; repeatable.")
     ] = None,
@@ -66,9 +67,10 @@ def invite(
 ) -> None:
     """Make a ticket. Whoever holds it can join until it expires, so pass it on like a password."""
     place, screen, now_ms = profile_of(profile), screen_of(output, json_form=json_form), wall_ms()
+    life_ms = round(seconds_of(life, "--life") * 1000)
     swarm.load_secrets(place)
     addrs = tuple(bootstrap) if bootstrap else _own_addresses(place)
-    wanted = swarm.Invitation(round(seconds_of(life, "--life") * 1000), uses, addrs)
+    wanted = swarm.Invitation(life_ms, addrs)
     ticket = swarm.invite(place, entropy(SEED_BYTES), now_ms, wanted)
     until_ms = ticket.invite.exp_ms
     value: Json = {"ticket": ticket.text(), "valid_until_ms": until_ms, "bootstrap": list(ticket.bootstrap)}
@@ -99,7 +101,6 @@ def inspect(ticket: TicketArgument, *, output: OutputOption = Form.HUMAN, json_f
         ["admins", ", ".join(str(admin)[:16] for admin in as_list(value["admins"]))],
         ["encoder", one_line(str(value["encoder"]))],
         ["grants", f"member for {value['membership_days']} days"],
-        ["uses", str(value["uses"] or "not limited")],
         ["valid", f"{_when(value['valid_from_ms'])} to {_when(value['valid_until_ms'])}"],
         ["now", "it can be used" if value["valid_now"] else "it CANNOT be used: expired, or not valid yet"],
         *(["dials", one_line(str(addr), 200)] for addr in as_list(value["bootstrap"])),

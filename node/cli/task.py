@@ -18,12 +18,12 @@ from node.cli.options import (
     screen_of,
     seconds_of,
 )
-from node.cli.output import Form, Json, columns, one_line
+from node.cli.output import Form, Json, Screen, columns, one_line
 from node.cli.task_text import view_lines
 from node.cli.verbs import new_app
 from node.cli.watching import follow
 from node.control.client import ControlClient
-from protocol.errors import UsageError
+from protocol.errors import DaemonUnreachable, RequestTimeout, UsageError
 
 app = new_app("Submit a task, follow it, stop it.")
 
@@ -50,17 +50,26 @@ def submit(  # noqa: PLR0913 - one parameter per option
     deadline: Annotated[str | None, typer.Option("--deadline", metavar="TIME", help="From now, such as 10m.")] = None,
     max_steps: Annotated[int | None, typer.Option("--max-steps", min=1, max=1000, help="Turns at most.")] = None,
     ack: Annotated[
-        str, typer.Option("--ack", metavar="local|w1", help="Return once it is on this disk, or on another node's too.")
-    ] = "w1",
+        str | None,
+        typer.Option(
+            "--ack",
+            metavar="local|w1",
+            help="Return once it is on this disk, or on another node's too: w1, unless no other node is known.",
+        ),
+    ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Then follow it to its end.")] = False,
     timeout: TimeoutOption = None,
     profile: ProfileOption = None,
     output: OutputOption = Form.HUMAN,
     json_form: JsonOption = False,
 ) -> None:
-    """Submit a task. Sent twice with one --key it is one task, from whichever node of yours."""
+    """Submit a task.
+
+    Sent again with the same --key it is the same task, on this node and on every other that has your user key
+    (`masos init --user-key`).
+    """
     screen, place = screen_of(output, json_form=json_form), profile_of(profile)
-    if ack not in ("local", "w1"):
+    if ack is not None and ack not in ("local", "w1"):
         raise UsageError(f"--ack {ack[:20]!r} is neither local nor w1")
     client_key = key or entropy(KEY_BYTES).hex()
     body: Json = {
@@ -76,15 +85,37 @@ def submit(  # noqa: PLR0913 - one parameter per option
     }
     wait_s = seconds_of(timeout, "--timeout") if timeout is not None else None
     with ControlClient.for_profile(place) as client:
-        line = client.submit({name: value for name, value in body.items() if value is not None})
+        if ack is None:
+            body["ack"] = _default_ack(client, screen)
+        if key is None:
+            screen.note(f"client key {client_key}: the same command with --key {client_key} is the same task")
+        line = _submit(client, {name: value for name, value in body.items() if value is not None}, client_key)
     task = str(line["task"])
     if not watch:
         known = "it was there already" if line["existing"] else f"acknowledged ({line['ack']})"
         lines = [f"task {task}", f"client key {one_line(client_key)}", known]
         screen.result({**line, "client_key": client_key}, lines)
         return
-    screen.note(f"task {task}, client key {client_key}")
+    screen.note(f"task {task}")
     raise typer.Exit(follow(place, task, screen, wait_s))
+
+
+def _default_ack(client: ControlClient, screen: Screen) -> str:
+    """`w1`, and `local` for a node that is alone as far as it knows: waiting would end in nothing."""
+    status = client.status()
+    if status["known"] or status["linked"]:
+        return "w1"
+    screen.note("this node knows no other: the task is acknowledged by this disk alone (--ack local)")
+    return "local"
+
+
+def _submit(client: ControlClient, body: Json, client_key: str) -> Json:
+    """Submit; an error that leaves open what came of it says how to find out."""
+    try:
+        return client.submit(body)
+    except (RequestTimeout, DaemonUnreachable) as exc:
+        exc.hint = f"the same command with --key {client_key} finds it, or submits it; {exc.hint}".removesuffix("; ")
+        raise
 
 
 def _read(path: Path) -> str:

@@ -8,6 +8,10 @@
     GET  /v1/tasks/{id}            the whole view; an id may be a unique prefix
     POST /v1/tasks/{id}/cancel
     GET  /v1/tasks/{id}/events     the view again whenever it changed (node/control/events.py)
+    GET  /v1/agents                every live capability record
+    POST /v1/find                  the agents nearest to a text, among those that pass filters
+    GET  /v1/peers                 every peer, linked or dialled
+    POST /v1/ping                  one round trip over the open link to a peer
     GET  /v1/memory                digests per space
     POST /v1/memory/verify         audit and comparison (node/control/memory.py)
 
@@ -26,13 +30,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from kernel.commands import CancelTask, ListTasks, MemoryDigests, ShowTask, Submit
+from gossip.pings import PingPeer
+from kernel.commands import CancelTask, FindAgents, ListAgents, ListTasks, MemoryDigests, ShowTask, Submit
+from kernel.discovery import LIMIT_MAX, Filters
 from kernel.memory.manager import chunk_document
 from node.control.answers import Body, answer, on_bug, on_http_error, on_swarm_error, read_body
 from node.control.events import Followers, TaskEvents
 from node.control.guard import BearerGuard
 from node.control.memory import verify_running
 from node.control.port import NodePort
+from node.core import ListPeers
 from protocol.errors import SwarmError
 from protocol.records import NAME_CHARS_MAX, TEXT_CHARS_MAX
 
@@ -41,6 +48,7 @@ SUBMIT_S_MAX: Final = 180.0
 
 Amount = Annotated[int, Field(ge=1, le=2**53)]
 Seconds = Annotated[float, Field(gt=0, le=30 * 86_400)]
+Label = Annotated[str, Field(max_length=NAME_CHARS_MAX)]
 
 
 class SubmitBody(Body):
@@ -83,6 +91,38 @@ class CancelBody(Body):
     reason: Annotated[str, Field(max_length=500)] = ""
 
 
+class FindBody(Body):
+    """What an agent should be able to do, and what it must have."""
+
+    text: Annotated[str, Field(min_length=1, max_length=TEXT_CHARS_MAX)]
+    tools: Annotated[tuple[Label, ...], Field(max_length=16, strict=False)] = ()
+    model: Label = ""
+    context_tokens_min: Annotated[int, Field(ge=0, le=2**31)] = 0
+    price_micro_money_max: Annotated[int, Field(ge=0, le=2**53)] | None = None
+    data_policy: Literal["local", "external"] | None = None
+    skill: Label = ""
+    limit: Annotated[int, Field(ge=1, le=LIMIT_MAX)] | None = None
+    explain: bool = False
+
+    def command(self) -> FindAgents:
+        """What the core is asked."""
+        filters = Filters(
+            tools=self.tools,
+            model=self.model,
+            context_tokens_min=self.context_tokens_min,
+            price_max=self.price_micro_money_max,
+            data_policy=self.data_policy,
+            skill=self.skill,
+        )
+        return FindAgents(self.text, filters, self.limit, self.explain)
+
+
+class PingBody(Body):
+    """Whom to ping: its peer id, or an end of it that no other peer has."""
+
+    peer: Annotated[str, Field(min_length=1, max_length=NAME_CHARS_MAX)]
+
+
 class Empty(Body):
     """Nothing is asked for."""
 
@@ -109,6 +149,10 @@ class Api:
             Route("/v1/tasks/{task}", self.show),
             Route("/v1/tasks/{task}/cancel", self.cancel, methods=["POST"]),
             Route("/v1/tasks/{task}/events", self.events),
+            Route("/v1/agents", self.agents),
+            Route("/v1/find", self.find, methods=["POST"]),
+            Route("/v1/peers", self.peers),
+            Route("/v1/ping", self.ping, methods=["POST"]),
             Route("/v1/memory", self.memory),
             Route("/v1/memory/verify", self.verify, methods=["POST"]),
         ]
@@ -150,6 +194,24 @@ class Api:
         """Follow a task."""
         first = await self._node.ask(ShowTask(request.path_params["task"]))
         return TaskEvents(self._node, self._followers, cast(dict[str, object], first))
+
+    async def agents(self, _request: Request) -> Response:
+        """Everybody's offers, as this node holds them."""
+        return answer({"agents": await self._node.ask(ListAgents())})
+
+    async def find(self, request: Request) -> Response:
+        """By meaning; nobody near is an empty list, not an error."""
+        body = await read_body(request, FindBody)
+        return answer(await self._node.ask(body.command()))
+
+    async def peers(self, _request: Request) -> Response:
+        """Whom this node knows, and how it stands with them."""
+        return answer({"peers": await self._node.ask(ListPeers())})
+
+    async def ping(self, request: Request) -> Response:
+        """One round trip."""
+        body = await read_body(request, PingBody)
+        return answer(await self._node.ask(PingPeer(body.peer)))
 
     async def memory(self, _request: Request) -> Response:
         """What two nodes compare to see that they hold the same."""

@@ -115,6 +115,22 @@ class ControlClient:
         """Stop a task."""
         return self._call("POST", f"/v1/tasks/{quote(task, safe='')}/cancel", {"reason": reason})
 
+    def agents(self) -> list[Json]:
+        """Every live capability record that the node holds."""
+        return cast(list[Json], self._call("GET", "/v1/agents")["agents"])
+
+    def find(self, body: Json, timeout_s: float = ANSWER_S) -> Json:
+        """The agents nearest to a text; `body` as in node/control/app.py."""
+        return self._call("POST", "/v1/find", body, timeout_s)
+
+    def peers(self) -> list[Json]:
+        """Every peer that the node is linked to or may dial."""
+        return cast(list[Json], self._call("GET", "/v1/peers")["peers"])
+
+    def ping(self, peer: str, timeout_s: float = ANSWER_S) -> Json:
+        """One round trip over the node's open link to a peer: `{peer, rtt_us}`."""
+        return self._call("POST", "/v1/ping", {"peer": peer}, timeout_s)
+
     def memory(self) -> list[Json]:
         """Digests of every task that the node holds, in order of id."""
         return cast(list[Json], self._call("GET", "/v1/memory")["spaces"])

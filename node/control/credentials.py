@@ -50,8 +50,9 @@ def read_token(profile: Profile) -> str:
     """The token of a profile.
 
     Raises:
-        ConfigError: missing, readable by others, or damaged.
+        ConfigError: no such profile; the token is missing, readable by others, or damaged.
     """
+    profile.check()
     path = profile.control_token
     try:
         mode = stat.S_IMODE(path.stat().st_mode)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from node.control.client import ControlClient
+from node.control.credentials import read_address
 from node.profile import Profile
 from protocol.errors import DaemonUnreachable, LocalError, SwarmError
 
@@ -26,14 +27,24 @@ LOG_LINES: Final = 15
 
 View = dict[str, Any]
 
+OF_ONE_NODE: Final = ("MASOS_NODE_", "MASOS_CONTROL_", "MASOS_PROFILE")
+"""Settings that fit one node; taken from the environment of a shell they would make all nodes collide."""
+
 
 @dataclass(slots=True)
 class DemoNode:
-    """One daemon with its own profile."""
+    """One daemon with its own profile.
+
+    Attributes:
+        environ: settings that stand above the environment of this process.
+        unset: beginnings of names that are not taken from that environment.
+        process: None while this process has not started the daemon; another may have.
+    """
 
     name: str
     profile: Profile
     environ: dict[str, str]
+    unset: tuple[str, ...] = OF_ONE_NODE
     process: subprocess.Popen[bytes] | None = None
     peer: str = ""
     addrs: list[str] = field(default_factory=list)
@@ -64,7 +75,8 @@ class DemoNode:
             )
 
     def _env(self) -> dict[str, str]:
-        return {**os.environ, **self.environ, "MASOS_PROFILE": str(self.profile.path)}
+        shared = {name: value for name, value in os.environ.items() if not name.startswith(self.unset)}
+        return {**shared, **self.environ, "MASOS_PROFILE": str(self.profile.path)}
 
     def _log_path(self) -> Path:
         return self.profile.path / "daemon.log"
@@ -111,6 +123,14 @@ class DemoNode:
                 return client.status()
         except DaemonUnreachable:
             return None
+
+    def control(self) -> str:
+        """Where the daemon's control API answers.
+
+        Raises:
+            DaemonUnreachable: no daemon has told its address.
+        """
+        return read_address(self.profile).url
 
     def task(self, task: str) -> View | None:
         """The task as this node sees it, None while the node or the task is not there."""

@@ -9,13 +9,15 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
+import signal
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from types import FrameType
+from typing import Final, NoReturn
 
 from node.demo.nodes import DemoNode, View, wait_for
 from node.profile import Profile
@@ -39,12 +41,19 @@ TIMING: Final = {
     "MASOS_NODE_LISTEN": "/ip4/127.0.0.1/tcp/0",
 }
 
+ENDINGS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What ends a demo early: Ctrl-C, a supervisor, a terminal that is closed."""
+
 Tell = Callable[[str], None]
 
 
 @dataclass(slots=True)
 class Story:
-    """What happened; `as_dict` is the object that `masos demo --json` prints."""
+    """What happened; `as_dict` is the object that `masos demo --json` prints.
+
+    Attributes:
+        nodes: `{name, peer, lives: [{pid, listen, control}]}`; the killed node has two lives.
+    """
 
     question: str
     status: str = "unfinished"
@@ -73,7 +82,7 @@ class Story:
 
 
 class Demo:
-    """One run. `tell` gets one line per thing that a person should see."""
+    """One run, in the main thread. `tell` gets one line per thing that a person should see."""
 
     def __init__(self, document: str, question: str, tell: Tell, extra_env: dict[str, str] | None = None) -> None:
         self._document = document
@@ -84,26 +93,31 @@ class Demo:
         self.story = Story(question)
 
     def run(self) -> Story:
-        """The whole story; no process and no file is left behind.
+        """The whole story; no process and no file is left behind, however it ends.
 
         Raises:
             SwarmError: a part did not happen in time; the message says which, with the daemons' logs.
+            KeyboardInterrupt: one of `ENDINGS` came.
         """
         begun = time.monotonic()
-        with tempfile.TemporaryDirectory(prefix="masos-demo-") as folder:
+        with _ended_by_signals() as undisturbed, tempfile.TemporaryDirectory(prefix="masos-demo-") as folder:
             try:
-                self._raise_swarm(Path(folder))
-                self._submit(Path(folder))
-                victim = self._kill_in_the_middle()
-                self._await_end()
-                self._bring_back(victim)
-                self._compare()
+                self._play(Path(folder))
             finally:
+                undisturbed()
                 for node in self._nodes:
                     with suppress(OSError):
                         node.stop()
         self.story.elapsed_s = time.monotonic() - begun
         return self.story
+
+    def _play(self, folder: Path) -> None:
+        self._raise_swarm(folder)
+        self._submit(folder)
+        victim = self._kill_in_the_middle()
+        self._await_end()
+        self._bring_back(victim)
+        self._compare()
 
     # ---- the swarm
 
@@ -119,8 +133,8 @@ class Demo:
                 node.masos("swarm", "join", str(ticket))
             node.start()
             wait_for(f"answer of {name}", lambda node=node: self._meet(node), BOOT_S, [node])  # type: ignore[misc]
+            self.story.nodes.append({"name": name, "peer": node.peer, "lives": [self._life(node)]})
             self._tell(f"{name} is up: peer {node.peer}, pid {node.pid}")
-        self.story.nodes = [{"name": n.name, "peer": n.peer, "pid": n.pid} for n in self._nodes]
         linked_s = wait_for("full set of links and engines", self._all_ready, LINK_S + BOOT_S, self._nodes)
         self._tell(f"all three are linked and offer agents ({linked_s:.1f} s); no one of them is in charge")
 
@@ -128,8 +142,12 @@ class Demo:
         status = node.status()
         if status is None or not status["listen"]:
             return False
-        node.peer = str(status["peer"])
+        node.peer, node.addrs = str(status["peer"]), list(status["listen"])
         return True
+
+    def _life(self, node: DemoNode) -> View:
+        """Process and ports of a node that answers; what must be gone in the end."""
+        return {"pid": node.pid, "listen": node.addrs, "control": node.control()}
 
     def _all_ready(self) -> bool:
         for node in self._nodes:
@@ -235,6 +253,8 @@ class Demo:
     def _bring_back(self, victim: DemoNode) -> None:
         victim.start()
         wait_for(f"answer of {victim.name}", lambda: self._meet(victim), BOOT_S, [victim])
+        told = next(node for node in self.story.nodes if node["peer"] == victim.peer)
+        told["lives"].append(self._life(victim))
         self._tell(f"{victim.name} is back (pid {victim.pid}) and asks the others what it missed")
 
     def _compare(self) -> None:
@@ -269,6 +289,32 @@ class Demo:
             found[node.peer] = hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
         self.story.digests = found
         return len(set(found.values())) == 1
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[Callable[[], None]]:
+    """Within, one of `ENDINGS` raises KeyboardInterrupt; after it, or after the yielded call, none disturbs any more.
+
+    A signal that this process was started to pass over (`nohup`) stays passed over.
+    """
+    before = {number: signal.getsignal(number) for number in ENDINGS}
+    heard = [number for number in ENDINGS if before[number] is not signal.SIG_IGN]
+
+    def undisturbed() -> None:
+        for number in heard:
+            signal.signal(number, signal.SIG_IGN)
+
+    def end(_number: int, _frame: FrameType | None) -> NoReturn:
+        undisturbed()
+        raise KeyboardInterrupt
+
+    for number in heard:
+        signal.signal(number, end)
+    try:
+        yield undisturbed
+    finally:
+        for number in heard:
+            signal.signal(number, before[number])
 
 
 def default_document() -> str:

@@ -118,7 +118,7 @@ def read_api_key(config: OpenAIConfig, environ: Mapping[str, str]) -> str | None
         return None
     key = key.strip()
     if not 0 < len(key) <= KEY_CHARS_MAX or not key.isprintable() or not key.isascii():
-        raise ConfigError(f"{place} holds no usable key")
+        raise ConfigError(f"{place} holds no usable key", hint="put the key there, or take it out of [engine]")
     return key
 
 

@@ -351,7 +351,7 @@ def test_oneself_is_never_dialled() -> None:
 
 
 def record_of(keys: KeyPair, *addrs: str, live: bool = True) -> RecordChanged:
-    wire = make_record(keys, PeerValue(addrs=addrs), seq=1, issued_ms=NOW_MS)
+    wire = make_record(keys, PeerValue(addrs=addrs, cert=chain_of(keys)), seq=1, issued_ms=NOW_MS)
     return RecordChanged(SignedRecord.from_wire(wire, verify), live)
 
 
@@ -396,3 +396,21 @@ def test_known_peers_are_bounded() -> None:
         net.tell(record_of(keypair(f"many {n}"), MAPPED))
     assert len(net.links.known()) == 5
     assert net.counts == ["known_peers_full"] * 15
+
+
+def test_addresses_of_a_key_that_nobody_admitted_are_not_dialled() -> None:
+    """Keys are free: whoever makes them must not be able to choose whom a node dials."""
+    net = Net()
+    stranger = make_record(PEER, PeerValue(addrs=(MAPPED,)), seq=1, issued_ms=NOW_MS)
+    borrowed = make_record(PEER, PeerValue(addrs=(MAPPED,), cert=chain_of(OTHER)), seq=2, issued_ms=NOW_MS)
+    for wire in (stranger, borrowed):
+        assert not of_kind(net.tell(RecordChanged(SignedRecord.from_wire(wire, verify), live=True)), Dial)
+    assert net.links.known() == {}
+
+
+def test_a_peer_whose_record_ended_is_dialled_no_more_unless_configured() -> None:
+    net = Net(bootstrap(OTHER))
+    net.tell(record_of(PEER, MAPPED))
+    net.tell(record_of(PEER, MAPPED, live=False))
+    net.tell(record_of(OTHER, MAPPED, live=False))
+    assert list(net.links.known()) == [OTHER_ID]

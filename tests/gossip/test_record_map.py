@@ -16,7 +16,19 @@ from protocol.identity import KeyPair
 from protocol.machine import Persist, Received, Stopping, TimerFired, TimerKey, Writable
 from protocol.messages import RECORDS_MAX, Records
 from protocol.peer import PeerID
-from tests.gossip_world import NOW_MS, MemoryStore, Node, World, hello, losing, losing_nothing, seconds, verify
+from tests.gossip_world import (
+    GENESIS,
+    NOW_MS,
+    MemoryStore,
+    Node,
+    World,
+    chain_of,
+    hello,
+    losing,
+    losing_nothing,
+    seconds,
+    verify,
+)
 from tests.strategies import case_lines, keypair
 
 AUTHOR = keypair("author")
@@ -444,7 +456,7 @@ def test_a_new_link_gets_every_live_record_in_frames_within_bounds() -> None:
     world.add("A")
     world.add("B")
     for n in range(3 * RECORDS_MAX + 1):
-        big = agent(vector=bytes(4096), description="d" * 1000)
+        big = agent(description="d" * 1000, skills=("s" * 128,) * 32)
         world.nodes["A"].records._take(read(record(big, keypair(f"p{n}"))), None, 0)
     world.link("A", "B")
     world.run(seconds(1))
@@ -482,3 +494,41 @@ def test_own_records_that_were_lost_on_the_way_arrive_in_minutes() -> None:
     world.cut = losing_nothing
     world.run(seconds(180))
     assert [each.value for each in world.nodes["B"].records.live(world.now_us)] == [agent()]
+
+
+def test_made_up_keys_do_not_take_the_room_of_members() -> None:
+    """Keys are free, admission is not: strangers share a small table, whatever they publish."""
+    here = Map(GossipConfig(records_of_strangers_max=5))
+    here.give(*[record(agent(), keypair(f"stranger {n}")) for n in range(20)])
+    assert len(here.wires) == 5
+    member = keypair("member")
+    admitted = record(PeerValue(addrs=(), cert=chain_of(member)), member)
+    borrowed = record(PeerValue(addrs=(), cert=chain_of(member)), keypair("thief"))
+    here.give(borrowed, admitted, record(agent(), member))
+    assert borrowed not in here.wires
+    assert len(here.wires) == 7
+
+
+ENCODER = GENESIS.encoder
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        agent(vector=bytes(ENCODER.dim), encoder="bge-m3"),
+        agent(vector=bytes(ENCODER.dim), encoder=""),
+        agent(vector=bytes(ENCODER.dim - 1), encoder=ENCODER.id),
+        agent(vector=b"", encoder=ENCODER.id),
+    ],
+)
+def test_a_vector_of_another_encoder_is_refused_on_every_hop(value: AgentValue) -> None:
+    here = Map()
+    effects = here.give(record(value))
+    assert here.wires == []
+    assert not pushed(effects)
+    assert list(here.node.store.records()) == []
+    assert here.node.counters["records_of_another_encoder"] == 1
+    good = record(agent(vector=bytes(ENCODER.dim), encoder=ENCODER.id))
+    bare = record(agent("b", encoder="bge-m3"))  # offers agents, and says nothing that would be compared
+    here.give(good, bare)
+    assert sorted(here.wires) == sorted([good, bare])

@@ -245,6 +245,47 @@ def test_a_receipt_that_comes_again_is_not_written_again() -> None:
     assert len(rows) == 1
 
 
+def test_an_author_that_pushes_again_gets_its_receipt_again_once_the_op_is_on_disk() -> None:
+    world = linked("A", "B", "C")
+    world.hold_writes = {"B"}
+    op = world.write("A", unit("x"))
+    world.run(seconds(1))
+    world.give("B", "A", OpBatch((op.wire(), op.wire())))
+    assert not world.frames(Receipt, "B"), "the op is on its way to the disk"
+    world.hold_writes = set()
+    world.release("B")
+    world.run(seconds(1))
+    world.sent.clear()
+    assert world.nodes["A"].replication.holders_of(op.id) == sorted(world.nodes[name].me for name in "BC")
+    world.give("B", "C", OpBatch((op.wire(),)))
+    assert not world.frames(Receipt, "B"), "not to who passes it on"
+    world.give("B", "A", OpBatch((op.wire(), op.wire())))
+    assert [(r.space, r.ids) for r in world.frames(Receipt, "B")] == [(SPACE, (op.id,))]
+
+
+def test_ops_pushed_again_go_to_every_peer_and_only_from_the_disk() -> None:
+    world = linked("A", "B", "C")
+    stored = world.write("A", unit("x"))
+    world.run(seconds(1))
+    world.hold_writes = {"A"}
+    fresh = world.write("A", unit("y"))
+    again = world.nodes["A"].replication.repush(SPACE, (stored.id, fresh.id, bytes(32)))
+    pushed = [(e.peer, [decode_wire_op(w).id for w in e.frame.ops]) for e in again if isinstance(e, Send)]  # type: ignore[union-attr]
+    assert pushed == [(peer, [stored.id]) for peer in sorted(world.nodes[name].me for name in "BC")]
+
+
+def test_the_next_stamp_is_after_everything_heard_or_written() -> None:
+    world = linked("A", "B")
+    a = world.nodes["A"].replication
+    world.write("A", unit("x"))
+    for at_ms in (NOW_MS + 30_000, NOW_MS - 30_000):
+        told = op_by(keypair(f"C{at_ms}"), 0, None, at_ms=at_ms)
+        world.give("A", "B", OpBatch((told.wire(),)))
+        stamp = a.next_stamp(SPACE, world.now_us)
+        assert stamp > told.hlc
+        assert world.write("A", unit("y")).hlc == stamp
+
+
 # ---- taking
 
 

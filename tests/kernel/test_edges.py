@@ -10,18 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from kernel.embedding import quantise, similarity_parts
+from kernel.embedding import quantise
 from kernel.memory.edges import DIM_MAX, Tau, VectorTable, nearest, rank, signed_square, squared_norm
 from protocol.errors import EngineError
+from tests.vectors import similarity_parts
 
 CASES = Path(__file__).resolve().parents[3] / "shared" / "cases" / "files" / "K5_vectors.jsonl"
 vectors = st.lists(st.integers(-128, 127), min_size=4, max_size=4).map(lambda v: bytes(x & 0xFF for x in v))
-
-
-def parts(a: bytes, b: bytes) -> tuple[int, int, int]:
-    found = similarity_parts(a, b)
-    assert found is not None
-    return found
 
 
 @given(st.lists(vectors, max_size=12), vectors, st.integers(1, 6), st.integers(1, 20))
@@ -33,7 +28,7 @@ def test_nearest_is_the_rule_written_out(rows: list[bytes], query: bytes, k: int
     allowed = np.array([at % 3 != 2 for at in range(len(rows))], dtype=np.bool_)
     expected = []
     for at, row in enumerate(rows):
-        dot, norm_a, norm_b = parts(query, row)
+        dot, norm_a, norm_b = similarity_parts(query, row)
         if allowed[at] and dot > 0 and 400 * dot * dot >= p * p * norm_a * norm_b:
             expected.append((-Fraction(dot * dot, norm_b), ids[at], at))
     assert nearest(table, query, allowed, tau, k, ids) == [at for _, _, at in sorted(expected)[:k]]
@@ -43,7 +38,7 @@ def test_nearest_is_the_rule_written_out(rows: list[bytes], query: bytes, k: int
 @given(st.lists(vectors, max_size=10), vectors, st.integers(1, 4))
 def test_rank_orders_by_exact_cosine_then_id(rows: list[bytes], query: bytes, limit: int) -> None:
     ids = [bytes([at ^ 5]) for at in range(len(rows))]
-    full = sorted(range(len(rows)), key=lambda at: (-signed_square(*parts(query, rows[at])[::2]), ids[at]))
+    full = sorted(range(len(rows)), key=lambda at: (-signed_square(*similarity_parts(query, rows[at])[::2]), ids[at]))
     assert rank(query, rows, ids).order == tuple(full)
     assert rank(query, rows, ids, limit).order == tuple(full[:limit])
 

@@ -1,17 +1,16 @@
-"""The port's own rules: what no engine is asked, what a schema may say, how labels and vectors compare."""
+"""The port's own rules: what no engine is asked, what a schema may say, how vectors compare."""
 
 from __future__ import annotations
 
 import json
 import math
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
 
-from kernel.embedding import components, quantise, similarity_parts, zero_vector
+from kernel.embedding import components, quantise, zero_vector
 from kernel.engine import (
     Capabilities,
     Completion,
@@ -26,8 +25,8 @@ from kernel.engine import (
     count_prompt,
 )
 from kernel.json_schema import check_schema, violation
-from kernel.scoring import choose_label, label_prior
 from protocol.errors import EngineError
+from tests.vectors import similarity_parts
 
 CASES = Path(__file__).resolve().parents[3] / "shared" / "cases" / "files"
 HELLO = (Message("user", "hello"),)
@@ -40,17 +39,14 @@ def case_lines(name: str) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
 
 
-class TableEngine:
-    """Scores from a table, counts words; the rest of the port is never called here."""
-
-    def __init__(self, scores: Callable[[str, str], float]) -> None:
-        self._scores = scores
+class CountingEngine:
+    """Counts words; the rest of the port is never called here."""
 
     async def generate(self, request: Request, on_text: OnText | None = None) -> Completion:
         raise AssertionError(request, on_text)
 
     async def score(self, prefix: str, options: tuple[str, ...]) -> tuple[float, ...]:
-        return tuple(self._scores(prefix, option) for option in options)
+        raise AssertionError(prefix, options)
 
     async def count_tokens(self, text: str) -> int:
         return len(text.split())
@@ -121,8 +117,7 @@ def test_a_cut_answer_keeps_its_cost() -> None:
 
 
 async def test_a_prompt_is_charged_its_template() -> None:
-    engine = TableEngine(lambda _prefix, _option: 0.0)
-    assert await count_prompt(engine, [Message("system", "a b"), Message("user", "c")]) == 3 + 3 * 5
+    assert await count_prompt(CountingEngine(), [Message("system", "a b"), Message("user", "c")]) == 3 + 3 * 5
 
 
 # Schemas
@@ -259,36 +254,6 @@ def test_any_json_schema_is_taken_or_refused(schema: dict[str, object]) -> None:
     violation({"a": ["b", 1]}, schema)
 
 
-# Labels
-
-
-def _biased(prefix: str, label: str) -> float:
-    """Likes A always; likes C a little when it is asked for."""
-    return (-1.0 if label == " A" else -3.0) + (1.5 if "want C" in prefix and label == " C" else 0)
-
-
-async def test_a_prior_takes_the_favourite_label_away() -> None:
-    engine, labels = TableEngine(_biased), (" A", " B", " C")
-    assert (await choose_label(engine, "want C", labels)).index == 0
-    prior = await label_prior(engine, ("want N/A", "want "), labels)
-    choice = await choose_label(engine, "want C", labels, prior=prior)
-    assert choice.index == 2
-    assert choice.margin == pytest.approx(1.5)
-    assert choice.raw == (-1.0, -3.0, -1.5)
-
-
-async def test_equal_scores_choose_the_first_label() -> None:
-    engine = TableEngine(lambda _prefix, _label: -1.0)
-    choice = await choose_label(engine, "x", ("b", "a"))
-    assert (choice.index, choice.margin) == (0, 0.0)
-
-
-@pytest.mark.parametrize("labels", [(), ("a", "a"), ("a", ""), tuple(map(str, range(65)))])
-async def test_unusable_labels_are_refused(labels: tuple[str, ...]) -> None:
-    with pytest.raises(EngineRefused):
-        await choose_label(TableEngine(_biased), "x", labels)
-
-
 # Vectors
 
 FLOATS = st.floats(-1e6, 1e6)
@@ -306,9 +271,7 @@ def test_quantising_moves_the_cosine_little(seed: int) -> None:
     rng = random.Random(seed)
     vector = [rng.gauss(0, 1) for _ in range(384)]
     other = [0.5 * x + rng.gauss(0, 1) for x in vector]
-    parts = similarity_parts(quantise(vector, 384), quantise(other, 384))
-    assert parts is not None
-    dot, left, right = parts
+    dot, left, right = similarity_parts(quantise(vector, 384), quantise(other, 384))
     true = sum(a * b for a, b in zip(vector, other, strict=True))
     true /= math.sqrt(sum(a * a for a in vector)) * math.sqrt(sum(b * b for b in other))
     assert dot / math.sqrt(left * right) == pytest.approx(true, abs=0.005)
@@ -323,7 +286,6 @@ def test_a_vector_that_is_not_finite_is_refused(bad: float) -> None:
 def test_dimensions_never_mix() -> None:
     with pytest.raises(EngineError):
         quantise([1.0, 0.0], 3)
-    assert similarity_parts(bytes(2), bytes(3)) is None
 
 
 def test_the_zero_vector_is_similar_to_nothing() -> None:

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
+from kernel.bounds import TEXT_BYTES_MAX
 from kernel.memory.manager import (
     FALLBACK_CHARS_MAX,
     GLOBAL_WORDS_MAX,
+    PART_BYTES_MAX,
     PART_WORDS_MAX,
     PART_WORDS_MIN,
     PARTS_MAX,
@@ -127,6 +129,25 @@ def test_parts_keep_every_word_in_order_and_their_bounds(text: str) -> None:
     assert " ".join(parts).split() == text.split()
     assert 0 < len(parts) <= PARTS_MAX
     assert all(word_count(part) <= PART_WORDS_MAX + PART_WORDS_MIN for part in parts)
+
+
+@given(st.text(alphabet="a\u6761\u3002\U0001f600, \n", min_size=1, max_size=40).map(lambda text: text * 90))
+def test_parts_keep_every_character_and_their_bytes_without_blanks_too(text: str) -> None:
+    if not text.split():
+        return
+    try:
+        parts = chunk_document(text)
+    except DocumentTooLong:
+        return
+    assert "".join("".join(parts).split()) == "".join(text.split())
+    assert all(0 < len(part.encode()) <= PART_BYTES_MAX for part in parts)
+
+
+def test_what_an_agent_says_is_cut_by_bytes_and_between_characters() -> None:
+    said = clean_output("\u6761" * TEXT_BYTES_MAX)
+    assert TEXT_BYTES_MAX - 3 < len(said.encode()) <= TEXT_BYTES_MAX
+    assert set(said) == {"\u6761"}
+    assert clean_output("a" * TEXT_BYTES_MAX) == "a" * TEXT_BYTES_MAX
 
 
 def test_a_document_beyond_the_bound_is_refused_with_a_hint() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import pytest
 from hypothesis import given, strategies as st
 
 from kernel.memory.pool import Pool
@@ -58,21 +61,56 @@ def test_arrival_does_not_matter_and_nothing_is_lost(ops: list[Op], order: list[
         assert not tail & covered
         assert live <= tail | covered
     assert grown.read() == fresh.read()
-    assert grown.maximal() == fresh.maximal()
 
 
-def test_a_later_frontier_dominates_and_an_equal_one_stands_beside() -> None:
+@given(histories())
+def test_no_summary_covers_more_than_the_one_that_is_read(ops: list[Op]) -> None:
+    log = FakeLog(ops)
+    pool, summaries = views_of(log)
+    read = summaries.read()
+    records = [log.record(op.id) for op in ops if not pool.redacted(op)]
+    counts = [pool.covered(each.frontier).bit_count() for each in records if isinstance(each, Summary)]
+    assert read.covered == max(counts, default=0)
+    assert (read.id is None) == (not counts)
+
+
+def test_a_later_frontier_is_read_and_of_equal_ones_the_later_clock() -> None:
     writer = Writer()
     one = writer.unit(1, None)
-    old = writer.write(1, summary(one, text="old"))
+    writer.write(1, summary(one, text="old"))
     two = writer.unit(1, None)
-    new = writer.write(1, summary(two, text="new"))
+    writer.write(1, summary(two, text="new"))
     twin = writer.write(2, summary(two, text="twin"), [two.id])
     _, summaries = views_of(FakeLog(writer.ops))
-    assert set(summaries.maximal()) == {new.id, twin.id}
     read = summaries.read()
-    assert (read.id, read.covered, read.rivals, read.tail) == (twin.id, 2, 1, ())  # the later clock
-    assert old.id not in summaries.maximal()
+    assert (read.id, read.covered, read.tail) == (twin.id, 2, ())
+
+
+class CountingPool(Pool):
+    """Counts how often the causal past of something is asked for."""
+
+    asked = 0
+
+    def covered(self, op_ids: Iterable[bytes]) -> int:
+        self.asked += 1
+        return super().covered(op_ids)
+
+
+@pytest.mark.parametrize("early", [False, True], ids=["after_the_ops", "before_the_ops"])
+def test_the_cost_of_a_summary_does_not_grow_with_their_number(early: bool) -> None:  # noqa: FBT001 - a parameter
+    """A member may write thousands, and may name ops of its own that it sends later, one at a time."""
+    writer = Writer()
+    named = [writer.unit(1, None) for _ in range(16)]
+    written = [writer.write(2, summary(*named, text=str(n))) for n in range(300)]
+    log = FakeLog()
+    pool = CountingPool(log, encoder=ENCODER, dim=DIM)
+    summaries = Summaries(log, pool)
+    for op in (*written, *named) if early else (*named, *written):
+        change = log.add(op)
+        pool.update(change)
+        summaries.update(change)
+    assert pool.asked <= len(written) * (1 + (len(named) if early else 0))
+    assert summaries.read().covered == 16
 
 
 def test_the_claimed_count_gains_nothing() -> None:
@@ -118,7 +156,7 @@ def test_prompt_text_is_bounded_and_keeps_the_newest_lines() -> None:
 
 
 def test_an_empty_space_reads_empty() -> None:
-    assert views_of(FakeLog())[1].read() == SummaryRead(None, "", (), 0, 0)
+    assert views_of(FakeLog())[1].read() == SummaryRead(None, "", (), 0)
 
 
 def test_a_redacted_summary_is_read_no_more() -> None:

@@ -121,7 +121,7 @@ def test_help_documents_the_exit_status_of_every_class(capsys: pytest.CaptureFix
         ["task", "submit"],
         ["status", "--nonsense"],
         ["status", "-o", "yaml"],
-        ["swarm", "invite", "--uses", "0"],
+        ["swarm", "invite", "--life", "soon"],
         ["task", "submit", "x", "--tokens", "many"],
         ["task", "submit", "x", "--ack", "w7"],
         ["task", "watch", "abcd", "--timeout", "soon"],
@@ -203,14 +203,15 @@ def test_a_ticket_goes_from_one_profile_to_another(tmp_path: Path, capsys: pytes
         assert run(["init", "--listen", "/ip4/127.0.0.1/tcp/27421", *place]) == 0
     assert run(["swarm", "create", "lab", *host]) == 0
     capsys.readouterr()
-    assert run(["swarm", "invite", "--life", "2h", "--uses", "3", *host]) == 0
+    assert run(["swarm", "invite", "--life", "2h", *host]) == 0
     ticket = json.loads(capsys.readouterr().out)["ticket"]
     assert run(["swarm", "inspect", ticket, "--json"]) == 0
     seen = json.loads(capsys.readouterr().out)
-    assert (seen["swarm"], seen["uses"], len(seen["bootstrap"])) == ("lab", 3, 1)
+    assert (seen["swarm"], len(seen["bootstrap"])) == ("lab", 1)
     assert run(["swarm", "join", ticket, *guest]) == 0
     assert json.loads(capsys.readouterr().out)["swarm_id"] == seen["swarm_id"]
-    assert run(["swarm", "join", ticket, *guest]) == 78
+    assert run(["swarm", "join", ticket, *guest]) == 0  # the same swarm again: a new certificate
+    assert run(["swarm", "create", "other", *guest]) == 78
 
 
 def test_a_document_that_is_no_text_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from gossip.config import GossipConfig
+from kernel.commands import Offer
 from kernel.config import KernelConfig
 from node.config import DEFAULT_LISTEN, Config, config_file, config_text, load_config
 from node.profile import Profile
@@ -82,6 +83,27 @@ def test_lists_and_sections_of_the_environment_are_read(profile: Profile) -> Non
         ("[engine]\nbase_url = 'http://127.0.0.1:1'\n", "base_url", "kind"),
         ("[engine]\nkey_env = 'A'\nkey_file = 'b'\n", "twice", "not both"),
         ("=\n", "TOML", ""),
+        ("[offer]\nskills = ['law', ' ']\n", "skills", "once"),
+        ("[offer]\ntags = ['law', 'law']\n", "tags", "once"),
+        ("[offer]\nprice_micro_money = -1\n", "price_micro_money = -1", "0"),
+        ("[offer]\ndata_policy = 'mars'\n", "data_policy = 'mars'", "'auto', 'local' or 'external'"),
+        (
+            "[offer]\ndescription = '"
+            + "é" * 900
+            + "'\nskills = ['"
+            + "é" * 128
+            + "', '"
+            + "ü" * 128
+            + "', '"
+            + "ö" * 128
+            + "', '"
+            + "ä" * 128
+            + "', '"
+            + "à" * 128
+            + "']\n",
+            "3080 bytes",
+            "3072",
+        ),
         ("[node]\nlisten = '/ip4/127.0.0.1/tcp/1'\n", "listen", "tuple"),
     ],
 )
@@ -142,3 +164,41 @@ def test_no_text_in_a_file_does_anything_but_load_or_refuse(text: str) -> None:
         load_config(profile, {"MASOS_ENGINE_KIND": text, "MASOS_NODE_LISTEN": text, "MASOS_TIMING_TAU_S": text})
     except ConfigError:
         return
+
+
+@pytest.mark.parametrize(
+    ("engine", "policy"),
+    [
+        ("kind = 'none'", "local"),
+        ("kind = 'openai'\nbase_url = 'http://127.0.0.1:8000'", "local"),
+        ("kind = 'openai'\nbase_url = 'http://127.9.9.9:8000/v1'", "local"),
+        ("kind = 'openai'\nbase_url = 'http://[::1]:8000'", "local"),
+        ("kind = 'openai'\nbase_url = 'http://[::ffff:127.0.0.1]:8000'", "local"),
+        ("kind = 'openai'\nbase_url = 'http://LocalHost.:8000'", "local"),
+        ("kind = 'openai'\nbase_url = 'http://llm.localhost'", "local"),
+        ("kind = 'openai'\nbase_url = 'https://api.example.org/v1'", "external"),
+        ("kind = 'openai'\nbase_url = 'http://192.168.1.4:8000'", "external"),
+        ("kind = 'openai'\nbase_url = 'http://127.0.0.1.example.org'", "external"),
+        ("kind = 'openai'\nbase_url = 'http://127.0.0.1@example.org'", "external"),
+        ("kind = 'openai'\nbase_url = 'http://localhost.example.org'", "external"),
+        ("kind = 'openai'\nbase_url = 'http://[::1'", "external"),
+        ("kind = 'openai'\nbase_url = '127.0.0.1:8000'", "external"),
+        ("kind = 'openai'\nbase_url = 'http://0.0.0.0:8000'", "external"),
+    ],
+)
+def test_prompts_count_as_leaving_unless_the_address_says_otherwise(profile: Profile, engine: str, policy: str) -> None:
+    config_file(profile).write_text(f"[engine]\n{engine}\n")
+    assert load_config(profile, {}).capability().data_policy == policy
+    for said in ("local", "external"):
+        flags = {"offer": {"data_policy": said}}
+        assert load_config(profile, {}, flags).capability().data_policy == said
+
+
+def test_the_offer_is_what_the_operator_said(profile: Profile) -> None:
+    config_file(profile).write_text(
+        "[offer]\ndescription = ' Reads leases. '\nskills = ['law']\ntags = ['a', 'b']\ntaxonomy = '/law/tax/'\n"
+        "price_micro_money = 7\n"
+    )
+    assert load_config(profile, {"MASOS_OFFER_TAGS": "c, d"}).capability() == Offer(
+        description="Reads leases.", skills=("law",), tags=("c", "d"), taxonomy="law/tax", price_micro_money=7
+    )

@@ -12,7 +12,18 @@ import httpx
 import pytest
 import trio
 
-from kernel.commands import CancelTask, FollowTask, ListTasks, MemoryDigests, ShowTask, Submit
+from gossip.pings import PingPeer
+from kernel.commands import (
+    CancelTask,
+    FindAgents,
+    FollowTask,
+    ListAgents,
+    ListTasks,
+    MemoryDigests,
+    ShowTask,
+    Submit,
+)
+from kernel.discovery import Filters
 from kernel.engine import EngineUnavailable
 from node.control import events
 from node.control.answers import BODY_BYTES_MAX
@@ -20,6 +31,7 @@ from node.control.app import Api, build_app
 from node.control.client import error_of
 from node.control.memory import verify_running
 from node.control.server import serving
+from node.core import ListPeers
 from node.node import Digests, Readiness
 from node.store_verify import VerifyReport
 from protocol.errors import (
@@ -119,11 +131,15 @@ ROUTES = [
     for route in Api(FakeNode()).routes()
     for method in sorted((route.methods or set()) - {"HEAD"})
 ]
-BODIES = {"/v1/tasks": {"client_key": "k", "objective": "o"}}
+BODIES = {
+    "/v1/tasks": {"client_key": "k", "objective": "o"},
+    "/v1/find": {"text": "who reads leases"},
+    "/v1/ping": {"peer": "AbCdEfGh"},
+}
 
 
 def test_the_table_has_every_route() -> None:
-    assert len(ROUTES) == 10
+    assert len(ROUTES) == 14
     assert ("GET", "/healthz") in ROUTES
 
 
@@ -257,6 +273,58 @@ async def test_a_submit_becomes_the_command_that_was_meant() -> None:
             ack="local",
         )
     ]
+
+
+async def test_a_search_becomes_the_command_that_was_meant() -> None:
+    node = FakeNode()
+    body = {
+        "text": "who reads leases", "tools": ["python"], "model": "qwen", "context_tokens_min": 8000,
+        "price_micro_money_max": 0, "data_policy": "local", "skill": "law", "limit": 3, "explain": True,
+    }  # fmt: skip
+    async with client_of(node) as client:
+        assert (await client.post("/v1/find", json=body)).status_code == 200
+        assert (await client.post("/v1/find", json={"text": "x"})).status_code == 200
+        assert (await client.post("/v1/ping", json={"peer": "AbCdEfGh"})).status_code == 200
+        for path in ("/v1/agents", "/v1/peers"):
+            assert (await client.get(path)).status_code == 200
+    wanted = Filters(("python",), "qwen", 8000, 0, "local", "law")
+    assert node.asked == [
+        FindAgents("who reads leases", wanted, 3, explain=True),
+        FindAgents("x"),
+        PingPeer("AbCdEfGh"),
+        ListAgents(),
+        ListPeers(),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/find", {}),
+        ("/v1/find", {"text": ""}),
+        ("/v1/find", {"text": "x", "limit": 0}),
+        ("/v1/find", {"text": "x", "limit": 101}),
+        ("/v1/find", {"text": "x", "limit": True}),
+        ("/v1/find", {"text": "x", "tools": "python"}),
+        ("/v1/find", {"text": "x", "tools": [1]}),
+        ("/v1/find", {"text": "x", "tools": ["t"] * 17}),
+        ("/v1/find", {"text": "x", "price_micro_money_max": -1}),
+        ("/v1/find", {"text": "x", "price_micro_money_max": 1.5}),
+        ("/v1/find", {"text": "x", "data_policy": "mars"}),
+        ("/v1/find", {"text": "x", "model": "m" * 129}),
+        ("/v1/find", {"text": "x", "more": 1}),
+        ("/v1/ping", {}),
+        ("/v1/ping", {"peer": ""}),
+        ("/v1/ping", {"peer": "p" * 129}),
+        ("/v1/ping", {"peer": "abcd", "count": 2}),
+    ],
+)
+async def test_a_search_or_ping_that_is_none_is_refused_before_the_node_sees_it(path: str, body: Any) -> None:
+    node = FakeNode()
+    async with client_of(node) as client:
+        response = await client.post(path, json=body)
+    assert (response.status_code, response.json()["code"]) == (400, "usage_error")
+    assert not node.asked
 
 
 async def test_not_ready_says_why() -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
+import node.selftest
 from node.cli import run
 from node.control.client import ControlClient
 from node.profile import Profile
@@ -91,6 +92,7 @@ def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     monkeypatch.setenv("MASOS_MODELS", str(tmp_path / "no-models"))
     monkeypatch.setenv("MASOS_NODE_LISTEN", "/ip4/127.0.0.1/tcp/0")
     monkeypatch.setenv("MASOS_TIMING_OWN_HEAD_WAIT_S", "0.5")
+    monkeypatch.setenv("MASOS_NODE_SELF_TEST", "false")  # a second of each start; one test has it on
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield
@@ -217,6 +219,27 @@ def test_a_model_that_is_missing_is_told_with_the_verb_that_fetches_it(daemon: D
     code, error, _ = daemon.masos("up")
     assert code == 78
     assert "masos model pull" in error["hint"]
+
+
+def test_a_library_that_fails_the_self_test_starts_nothing(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken() -> None:
+        raise AttributeError("set_stream_handler is gone")
+
+    monkeypatch.setattr(node.selftest, "_plaintext_refused", broken)
+    monkeypatch.setenv("MASOS_NODE_SELF_TEST", "true")
+    code, error, log = daemon.masos("up", "--engine", "none")
+    assert (code, error["code"]) == (78, "config_error")
+    assert "row 3" in error["message"]
+    assert "set_stream_handler" in error["message"]
+    assert "Traceback" not in log
+    assert not daemon.profile.control_address.exists()
+    assert not daemon.profile.database.exists()
+
+
+def test_with_the_self_test_the_daemon_starts(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MASOS_NODE_SELF_TEST")
+    assert daemon.start()["incarnation"] == 1
+    assert daemon.stop(signal.SIGTERM) == 0
 
 
 def test_a_token_that_others_can_read_or_that_is_gone_starts_nothing(daemon: Daemon) -> None:

@@ -9,17 +9,16 @@ from fractions import Fraction
 import pytest
 import trio
 
-from kernel.embedding import TEXTS_MAX, similarity_parts, zero_vector
+from kernel.embedding import TEXTS_MAX, zero_vector
 from node.engines.encoder import USE_DIM, UseEncoder, _batches
 from protocol.errors import EngineError
+from tests.vectors import similarity_parts
 
 TAU = Fraction(7, 20)  # the default of swarms with this encoder (protocol.md §3)
 
 
 def near(left: bytes, right: bytes) -> bool:
-    parts = similarity_parts(left, right)
-    assert parts is not None
-    dot, a, b = parts
+    dot, a, b = similarity_parts(left, right)
     return dot > 0 and TAU.denominator**2 * dot * dot >= TAU.numerator**2 * a * b
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import logging
+import os
 import signal
 import subprocess
 import sys
 import textwrap
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -98,8 +99,19 @@ async def raw_peer(target: Any, seed: int = 99) -> AsyncIterator[RawPeer]:
                 await connection.close()
 
 
+def open_sockets() -> set[str]:
+    """Of this process."""
+    found = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # the one that lists the folder is gone by now
+            found.add(os.readlink(entry))
+    return {name for name in found if name.startswith("socket:")}
+
+
 async def test_self_test_passes_and_leaves_no_socket() -> None:
+    before = open_sockets()
     await self_test()
+    assert open_sockets() <= before
 
 
 def test_another_library_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

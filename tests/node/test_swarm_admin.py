@@ -19,7 +19,7 @@ from protocol.peer import peer_text
 NOW = 1_800_000_000_000
 PSK = bytes(range(32))
 ADDRESS = "/ip4/192.0.2.7/tcp/27420/p2p/" + peer_text(bytes([9]) * 32)
-DAY_LONG = swarm.Invitation(DAY_MS, None, (ADDRESS,))
+DAY_LONG = swarm.Invitation(DAY_MS, (ADDRESS,))
 
 
 def make_profile(folder: Path, seed: int) -> Profile:
@@ -69,10 +69,13 @@ def test_a_guest_with_a_ticket_is_in_the_same_swarm(founder: Profile, guest: Pro
     assert visitor[0].bootstrap == (ADDRESS,)
 
 
-def test_one_profile_is_one_swarm(founder: Profile, guest: Profile) -> None:
+def test_one_profile_is_one_swarm(founder: Profile, guest: Profile, tmp_path: Path) -> None:
     text = _ticket(founder)
     swarm.join(guest, text, NOW)
-    for again in (partial(swarm.join, guest, text, NOW), partial(swarm.create, guest, "x", PSK, NOW)):
+    other = make_profile(tmp_path / "other", 21)
+    swarm.create(other, "meadow", PSK, NOW)
+    foreign = _ticket(other)
+    for again in (partial(swarm.join, guest, foreign, NOW), partial(swarm.create, guest, "x", PSK, NOW)):
         with pytest.raises(ConfigError, match="in a swarm already") as caught:
             again()
         assert "init" in caught.value.hint
@@ -132,7 +135,7 @@ def test_only_an_admin_invites(founder: Profile, guest: Profile) -> None:
 @pytest.mark.parametrize("life_ms", [0, -1, 7 * DAY_MS + 1])
 def test_an_invite_lives_within_seven_days(founder: Profile, life_ms: int) -> None:
     with pytest.raises(ConfigError, match="seven days"):
-        swarm.invite(founder, bytes(32), NOW, swarm.Invitation(life_ms, None, (ADDRESS,)))
+        swarm.invite(founder, bytes(32), NOW, swarm.Invitation(life_ms, (ADDRESS,)))
 
 
 @pytest.mark.parametrize(
@@ -140,7 +143,7 @@ def test_an_invite_lives_within_seven_days(founder: Profile, life_ms: int) -> No
 )
 def test_a_ticket_holds_an_address_that_can_be_dialled(founder: Profile, addresses: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError) as caught:
-        swarm.invite(founder, bytes(32), NOW, swarm.Invitation(DAY_MS, None, addresses))
+        swarm.invite(founder, bytes(32), NOW, swarm.Invitation(DAY_MS, addresses))
     assert "/p2p/" in caught.value.hint or "p2p" in caught.value.message
 
 
@@ -172,3 +175,25 @@ def test_damaged_secrets_are_named(founder: Profile) -> None:
     swarm.secrets_file(founder).write_bytes(b"\xff\x00")
     with pytest.raises(ConfigError, match="damaged"):
         swarm.load_secrets(founder)
+
+
+def test_an_admin_certifies_its_node_anew_at_two_thirds_of_its_certificate(founder: Profile) -> None:
+    """Otherwise the founder's own node could not start on day 91."""
+    assert not swarm.renew_own(founder, NOW + CERT_LIFE_MS_MAX // 2)
+    late = NOW + CERT_LIFE_MS_MAX * 3 // 4
+    assert swarm.renew_own(founder, late)
+    assert not swarm.renew_own(founder, late)
+    member, psk = load_member(founder, NOW + CERT_LIFE_MS_MAX + DAY_MS)
+    assert ADMIT in check_chain(member.genesis, member.chain, member.node.public).roles
+    assert psk == PSK
+
+
+def test_a_member_renews_by_joining_its_swarm_again_and_no_other(founder: Profile, guest: Profile) -> None:
+    swarm.join(guest, _ticket(founder), NOW)
+    before = load_member(guest, NOW)[0]
+    assert not swarm.renew_own(guest, NOW + CERT_LIFE_MS_MAX * 3 // 4)
+    later = NOW + DAY_MS // 2
+    swarm.join(guest, _ticket(founder), later)
+    after = load_member(guest, later)[0]
+    assert after.genesis == before.genesis
+    assert after.chain != before.chain

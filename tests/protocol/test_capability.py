@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given, strategies as st
 
 from protocol.capability import (
+    DESCRIPTION_CHARS_MAX,
     FUTURE_MS_MAX,
+    LABELS_MAX,
     RECORD_TTL_MS,
+    TAXONOMY_CHARS_MAX,
     AgentValue,
     PeerValue,
     SignedRecord,
@@ -30,7 +33,8 @@ PUBLISHER, MALLORY = keypair("publisher"), keypair("mallory")
 agents = st.builds(
     AgentValue, agent=names, roles=tuples_of(names), description=texts(), vector=st.none() | st.binary(max_size=16),
     encoder=names, model=names, backend=names, quality=st.sampled_from(("demo", "standard")),
-    context_tokens=st.integers(0, 2**31), tools=tuples_of(names), skills=tuples_of(names),
+    context_tokens=st.integers(0, 2**31), tools=tuples_of(names), permissions=tuples_of(names),
+    skills=tuples_of(names), tags=tuples_of(names), taxonomy=texts(),
     price_micro_money=st.integers(0, 2**53), tokens_per_s=st.integers(0, 2**31),
     data_policy=st.sampled_from(("local", "external")),
 )  # fmt: skip
@@ -125,6 +129,37 @@ def test_a_well_signed_record_that_breaks_a_rule_is_refused(name: str) -> None:
     assert read(signed()).seq == 9
     with pytest.raises(DecodeError):
         read(signed(**BAD[name]))
+
+
+AGENT = AgentValue(agent="a", roles=("r",), vector=bytes(512), encoder="use-512", skills=("law",))
+BAD_AGENTS: dict[str, dict[str, Any]] = {
+    "no agent": {"agent": None},
+    "a long description": {"description": "x" * (DESCRIPTION_CHARS_MAX + 1)},
+    "a vector of floats": {"vector": (1, 2)},
+    "a long vector": {"vector": bytes(4097)},
+    "text for a vector": {"vector": "north"},
+    "a long encoder": {"encoder": "x" * 129},
+    "one skill as text": {"skills": "law"},
+    "a number for a skill": {"skills": (1,)},
+    **{f"many {kind}": {kind: ("x",) * (LABELS_MAX + 1)} for kind in ("tools", "permissions", "skills", "tags")},
+    "a long tag": {"tags": ("x" * 129,)},
+    "a long path": {"taxonomy": "x" * (TAXONOMY_CHARS_MAX + 1)},
+    "a price below zero": {"price_micro_money": -1},
+    "a price true": {"price_micro_money": True},
+    "a price beyond money": {"price_micro_money": 2**53 + 1},
+    "a window below zero": {"context_tokens": -1},
+    "a speed beyond engines": {"tokens_per_s": 2**31 + 1},
+    "an unknown tier": {"quality": "perfect"},
+    "an unknown policy": {"data_policy": "somewhere"},
+}
+
+
+@pytest.mark.parametrize("name", BAD_AGENTS)
+def test_a_well_signed_agent_that_breaks_a_bound_is_refused(name: str) -> None:
+    slot = {"key": key_of(PUBLISHER.public, AGENT), "kind": "agent"}
+    assert read(signed(**slot, value=AGENT.model_dump())).value == AGENT
+    with pytest.raises(DecodeError):
+        read(signed(**slot, value={**AGENT.model_dump(), **BAD_AGENTS[name]}))
 
 
 def test_a_record_has_a_bound() -> None:

@@ -117,3 +117,12 @@ def test_samples_are_bounded_and_the_oldest_goes_first() -> None:
         clock.sample(peer.to_bytes(4, "big"), NOW_MS + (0 if peer < 9 * OFFSET_SAMPLES_MAX else 60_000), 0)
     assert len(clock._peers) == OFFSET_SAMPLES_MAX
     assert clock.offset_ms == 60_000
+
+
+def test_a_clock_before_the_own_admission_is_no_sample() -> None:
+    """Of two clocks the earlier one leads; one that is wrong by days must not mute the right one."""
+    clock = SwarmClock(NOW_MS * 1000, floor_ms=NOW_MS - 60_000)
+    clock.sample(b"a", NOW_MS - 3 * 86_400_000, 0)
+    assert clock.now_ms(0) == NOW_MS
+    clock.sample(b"a", NOW_MS - 30_000, 0)
+    assert clock.now_ms(0) == NOW_MS - 30_000
