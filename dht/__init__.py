@@ -1,1 +1,1 @@
-"""Finding peers and capabilities: Kademlia as a pure machine (arrives with discovery)."""
+"""Finding peers and capabilities: Kademlia as a pure machine."""

@@ -32,6 +32,11 @@ RECORD_BYTES_MAX: Final = 8 * 1024
 RECORDS_MAX: Final = 8
 TAIL_BYTES_MAX: Final = 1024
 SHORT_CHARS_MAX: Final = 300
+DHT_KEY_BYTES: Final = 20
+DHT_PEERS_MAX: Final = 20  # k of Kademlia
+DHT_RECORDS_MAX: Final = 16
+DHT_PROBE_BYTES_MAX: Final = 4096  # the widest vector of a capability record
+PEER_RECORD_BYTES_MAX: Final = 1280  # the longest eight addresses fit; answers are cut to their frame
 
 ReqId = Annotated[int, Field(ge=0, le=2**32 - 1)]
 WireOp = Annotated[bytes, Field(max_length=OP_BYTES_MAX)]
@@ -204,9 +209,91 @@ class Progress:
     tail: Annotated[str, Field(max_length=TAIL_BYTES_MAX)]
 
 
+DhtKey = Annotated[bytes, Field(min_length=DHT_KEY_BYTES, max_length=DHT_KEY_BYTES)]
+PeerRecord = Annotated[bytes, Field(max_length=PEER_RECORD_BYTES_MAX)]
+PeerRecords = Annotated[tuple[PeerRecord, ...], Field(max_length=DHT_PEERS_MAX)]
+
+
+@dataclass(frozen=True, slots=True, config=_STRICT)
+class FindNode:
+    """Ask for the serving nodes closest to a place in the id space of the DHT."""
+
+    req: ReqId
+    target: DhtKey
+
+
+@dataclass(frozen=True, slots=True, config=_STRICT)
+class FoundNodes:
+    """Answer to FindNode: the signed peer records of the closest that the sender knows, best first."""
+
+    req: ReqId
+    peers: PeerRecords
+
+
+@dataclass(frozen=True, slots=True, config=_STRICT)
+class FindValue:
+    """Ask for the records under a key.
+
+    `probe` is empty, or an int8 vector: of more records than fit the answer, those nearest to it are wanted.
+    """
+
+    req: ReqId
+    key: DhtKey
+    probe: Annotated[bytes, Field(max_length=DHT_PROBE_BYTES_MAX)]
+
+
+@dataclass(frozen=True, slots=True, config=_STRICT)
+class FoundValue:
+    """Answer to FindValue: what the sender holds under the key, and whom it knows closer to it."""
+
+    req: ReqId
+    records: Annotated[
+        tuple[Annotated[bytes, Field(max_length=RECORD_BYTES_MAX)], ...], Field(max_length=DHT_RECORDS_MAX)
+    ]
+    peers: PeerRecords
+
+
+@dataclass(frozen=True, slots=True, config=_STRICT)
+class StoreRecord:
+    """Ask to hold a signed record under a key: its own slot, or a centroid of the capability directory."""
+
+    req: ReqId
+    key: DhtKey
+    record: Annotated[bytes, Field(max_length=RECORD_BYTES_MAX)]
+
+
+@dataclass(frozen=True, slots=True, config=_STRICT)
+class Stored:
+    """Answer to StoreRecord. `ok`: the sender holds this version or a greater one; else `reason` is a code.
+
+    `retry_after_ms` above 0: the same request may succeed after that time.
+    """
+
+    req: ReqId
+    ok: bool
+    reason: ShortText
+    retry_after_ms: ReqId
+
+
+@dataclass(frozen=True, slots=True, config=_STRICT)
+class Busy:
+    """Answer to any request that is not served now; ask again after this time, or ask somebody else."""
+
+    req: ReqId
+    retry_after_ms: ReqId
+
+
+@dataclass(frozen=True, slots=True, config=_STRICT)
+class Introduce:
+    """The sender serves the DHT, under its own signed peer record; said once per link and when it changes."""
+
+    record: PeerRecord
+
+
 Frame = (
     Hello | Bye | Ping | Pong | OpBatch | Digests | Heads | GetLog | GetOps | GetIds | IdList | Fetched | Receipt
-    | Records | Watch | Progress
+    | Records | Watch | Progress | FindNode | FoundNodes | FindValue | FoundValue | StoreRecord | Stored | Busy
+    | Introduce
 )  # fmt: skip
 
 # Append only: a tag is never used again for something else.
@@ -227,6 +314,14 @@ _KINDS: Final[tuple[tuple[int, type[Any], Lane], ...]] = (
     (14, Records, Lane.BULK),
     (15, Watch, Lane.CONTROL),
     (16, Progress, Lane.CONTROL),
+    (17, FindNode, Lane.CONTROL),
+    (18, FoundNodes, Lane.CONTROL),
+    (19, FindValue, Lane.CONTROL),
+    (20, FoundValue, Lane.CONTROL),
+    (21, StoreRecord, Lane.CONTROL),
+    (22, Stored, Lane.CONTROL),
+    (23, Busy, Lane.CONTROL),
+    (24, Introduce, Lane.CONTROL),
 )
 _CLASS_OF: Final[dict[int, type[Any]]] = {tag: cls for tag, cls, _ in _KINDS}
 _TAG_OF: Final[dict[type[Any], int]] = {cls: tag for tag, cls, _ in _KINDS}

@@ -146,6 +146,7 @@ BODIES: dict[type[Any], st.SearchStrategy[Any]] = {
 
 blobs = st.binary(max_size=40)
 digests = sized(12)
+dht_keys = sized(m.DHT_KEY_BYTES)
 FRAMES: dict[type[Any], st.SearchStrategy[Any]] = {
     m.Hello: st.builds(
         m.Hello, small, small, ids, tuples_of(blobs, 0, 2), small, millis, tuples_of(small), tuples_of(texts()),
@@ -169,5 +170,13 @@ FRAMES: dict[type[Any], st.SearchStrategy[Any]] = {
     m.Records: st.builds(m.Records, tuples_of(blobs, 1)),
     m.Watch: st.builds(m.Watch, spaces, st.booleans()),
     m.Progress: st.builds(m.Progress, spaces, uints, ids, uints, texts()),
+    m.FindNode: st.builds(m.FindNode, small, dht_keys),
+    m.FoundNodes: st.builds(m.FoundNodes, small, tuples_of(blobs)),
+    m.FindValue: st.builds(m.FindValue, small, dht_keys, blobs),
+    m.FoundValue: st.builds(m.FoundValue, small, tuples_of(blobs), tuples_of(blobs)),
+    m.StoreRecord: st.builds(m.StoreRecord, small, dht_keys, blobs),
+    m.Stored: st.builds(m.Stored, small, st.booleans(), texts(), small),
+    m.Busy: st.builds(m.Busy, small, small),
+    m.Introduce: st.builds(m.Introduce, blobs),
 }  # fmt: skip
 frames: st.SearchStrategy[Any] = st.one_of(*FRAMES.values())
