@@ -47,7 +47,8 @@ def decide(spec: Decide, query: bytes | None = None, roster: Roster = ROSTER) ->
     need = PROMPT_OVERHEAD_TOKENS + estimate_tokens(spec.objective) + estimate_tokens(spec.summary) + NEW_TOKENS_MIN
     match assign(choice.name, spec.candidates, spec.claim, need):
         case NoCapable(rejected):
-            return Decision("no_capable_agent", None, f"nobody runs {choice.name}: {'; '.join(rejected)}"[:500])
+            why = ": ".join([f"nobody runs {choice.name}", *(["; ".join(rejected)] if rejected else [])])
+            return Decision("no_capable_agent", None, why[:500])
         case Assignment() as assignment:
             return _next(spec, choice, how, assignment, query)
 

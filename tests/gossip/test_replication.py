@@ -684,3 +684,50 @@ def test_a_peer_that_was_never_up_is_not_sent_to() -> None:
     assert not world.frames(OpBatch)
     assert not world.frames(Heads)
     assert world.nodes["A"].handle(Received(PeerID(keypair("C").public), hello(keypair("C"))), 0) == []
+
+
+def test_one_author_cannot_take_every_space() -> None:
+    """Valid admissions in ever new spaces: what one member begins is bounded, and others still find room."""
+    world = World(GossipConfig(spaces_max=8, spaces_per_author_max=5))
+    world.add("A")
+    world.add("B")
+    world.link("A", "B")
+    for n in range(9):
+        world.give("A", "B", OpBatch((op_by(keypair("C"), 0, None, space=n.to_bytes(16, "big")).wire(),)))
+    assert len(world.nodes["A"].replication.spaces()) == 5
+    world.give("A", "B", OpBatch((op_by(keypair("D"), 0, None, space=b"d" * 16).wire(),)))
+    assert b"d" * 16 in world.nodes["A"].replication.spaces()
+
+
+def test_a_space_that_began_in_the_future_is_kept_once_its_time_has_come() -> None:
+    """Its log must not be dropped under the task that was told of it."""
+    world = World(GossipConfig(spaces_unproved_max=3))
+    world.add("A")
+    world.add("B")
+    world.link("A", "B")
+    early = op_by(keypair("C"), 0, None, at_ms=NOW_MS + 100_000)
+    world.give("A", "B", OpBatch((early.wire(),)))
+    world.run(seconds(50))
+    node = world.nodes["A"]
+    log = node.replication.log(SPACE)
+    assert SPACE in node.replication.spaces()
+    for n in range(9):  # each waits for an op that nobody has
+        orphan = op_by(keypair("C"), 1, op_by(keypair("C"), 0, None, space=n.to_bytes(16, "big")))
+        world.give("A", "B", OpBatch((orphan.wire(),)))
+    assert node.replication.log(SPACE) is log
+    assert node.store.holds(early.id)
+
+
+def test_a_backup_with_the_mark_of_a_clean_stop_asks_all_the_same() -> None:
+    world = linked("A", "B")
+    world.write("A", unit("kept"))
+    world.run(seconds(4))
+    backup = world.nodes["A"].store.backup()
+    lost = world.write("A", unit("lost"))
+    world.run(seconds(4))
+    world.stop("A")
+    node = world.add("A", store=backup, inst=2, clean=True)
+    world.link("A", "B")
+    world.run(seconds(5))
+    assert world.write("A", unit("after")).prev == lost.id
+    assert not world.nodes["B"].replication.log(SPACE).burnt(node.keys.public)  # type: ignore[union-attr]
