@@ -120,14 +120,13 @@ def _check_nesting(value: object, depth: int) -> None:
 
 def _pairs(pairs: list[tuple[object, object]]) -> dict[str, object]:
     out: dict[str, object] = {}
-    last: bytes | None = None
+    last: str | None = None
     for key, item in pairs:
         if not isinstance(key, str):
             raise DecodeError("a map key is not text")
-        raw = key.encode()
-        if last is not None and raw <= last:
+        if last is not None and key <= last:  # text compares by code point, and so do its UTF-8 bytes
             raise DecodeError(f"map key {key[:32]!r} twice or out of order")
-        out[key], last = item, raw
+        out[key], last = item, key
     return out
 
 

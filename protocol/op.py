@@ -14,6 +14,7 @@ it is unknown here, kept and hashed.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -190,7 +191,7 @@ def decode_op(header: bytes, sig: bytes, body: bytes | None) -> Op:
 def _check_shape(op: Op, body_len: int) -> None:
     if (op.prev is None) != (op.seq == 0):
         raise DecodeError("seq 0 and no prev go together")
-    if list(op.deps) != sorted(set(op.deps)) or op.prev in op.deps:
+    if any(a >= b for a, b in itertools.pairwise(op.deps)) or op.prev in op.deps:
         raise DecodeError("deps are not sorted, unique and apart from prev")
     if op.body is not None and (len(op.body) != body_len or hashlib.sha256(op.body).digest() != op.body_hash):
         raise DecodeError("body does not match its hash and length")
