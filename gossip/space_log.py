@@ -26,7 +26,7 @@ from gossip.waiting import Pending, Quarantine
 from protocol.clock import QUARANTINE_MS, hlc_to_ms
 from protocol.errors import UsageError
 from protocol.op import DEPS_MAX, Op, OpKind
-from protocol.records import Open, Record
+from protocol.records import Record
 
 __all__ = ["Added", "LogRules", "SpaceLog"]
 
@@ -247,10 +247,6 @@ class SpaceLog:
     def opens_in_past(self, op_id: bytes) -> frozenset[bytes]:
         """Body hashes of the opens in an accepted op's past, itself included."""
         return self._entries[op_id].opens
-
-    def open_record(self, root: bytes) -> Open | None:
-        """The open behind a body hash."""
-        return self._acceptance.opens.get(root)
 
     def stop_before(self, op_id: bytes) -> bool:
         """True iff a cancel or a settle lies in an accepted op's past, the op itself left out."""

@@ -325,7 +325,6 @@ def test_opens_and_stops_are_carried_along_the_past() -> None:
         "both": frozenset([h.root, other.body_hash]),
     }
     assert [log.stop_before(h.id(n)) for n in ("both", "stop", "after", "later")] == [False, False, True, True]
-    assert log.open_record(h.root) == h.record
 
 
 def test_deps_are_what_is_named_then_the_smallest_heads() -> None:
