@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from gossip.space_log import Added
 from protocol.capability import SignedRecord, Value
@@ -110,3 +111,50 @@ class Acked:
 @dataclass(frozen=True, slots=True)
 class Leaving:
     """Everything that had to be written and pushed before stopping is; say goodbye now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """Spread messages of this node to everybody who wants the topic (gossip/mesh/)."""
+
+    topic: str
+    items: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """Messages of a topic that this node has not judged yet. Whoever understands them answers with `Judged`."""
+
+    peer: PeerID
+    topic: str
+    items: tuple[bytes, ...]
+
+
+Verdict = Literal["accept", "ignore", "reject"]
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What messages are worth, by `message_id`: forward them, keep them to oneself, or blame who brought them.
+
+    `ignore` is for what is fine and brings nothing new, or cannot be judged yet. A message that is never judged is
+    forgotten after a while. An `accept` for what the mesh does not know does nothing.
+    """
+
+    topic: str
+    verdicts: tuple[tuple[bytes, Verdict], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MemberUp:
+    """A member of the swarm is alive, linked or not."""
+
+    peer: PeerID
+
+
+@dataclass(frozen=True, slots=True)
+class MemberDown:
+    """A member is suspected, dead or has left; it comes back with MemberUp."""
+
+    peer: PeerID
+    why: str

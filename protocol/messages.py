@@ -10,6 +10,7 @@ Ops and records travel as the exact bytes that were signed; they are decoded whe
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from typing import Annotated, Any, Final
 
 from pydantic import ConfigDict, Field, ValidationError
@@ -38,11 +39,20 @@ DHT_RECORDS_MAX: Final = 16
 DHT_PROBE_BYTES_MAX: Final = 4096  # the widest vector of a capability record
 PEER_RECORD_BYTES_MAX: Final = 1280  # the longest eight addresses fit; answers are cut to their frame
 
+TOPICS_MAX: Final = 32  # of one link
+TOPIC_CHARS_MAX: Final = 64
+MESSAGE_ID_BYTES: Final = 20  # replication.md §7
+MESSAGE_IDS_MAX: Final = 512
+RECORD_BUCKETS_MAX: Final = 1024
+FINGERPRINT_BYTES: Final = 8
+
 ReqId = Annotated[int, Field(ge=0, le=2**32 - 1)]
 WireOp = Annotated[bytes, Field(max_length=OP_BYTES_MAX)]
 Digest12 = Annotated[bytes, Field(min_length=12, max_length=12)]
 ShortText = Annotated[str, Field(max_length=SHORT_CHARS_MAX)]
 Addr = Annotated[str, Field(max_length=256)]
+Topic = Annotated[str, Field(min_length=1, max_length=TOPIC_CHARS_MAX)]
+MessageId = Annotated[bytes, Field(min_length=MESSAGE_ID_BYTES, max_length=MESSAGE_ID_BYTES)]
 
 
 @dataclass(frozen=True, slots=True, config=_STRICT)
@@ -290,10 +300,113 @@ class Introduce:
     record: PeerRecord
 
 
+@dataclass(frozen=True, slots=True, config=_STRICT)
+class Subscribe:
+    """Topics that the sender wants (`True`) or wants no more; said once per link and when it changes."""
+
+    topics: Annotated[tuple[tuple[Topic, bool], ...], Field(min_length=1, max_length=TOPICS_MAX)]
+
+
+@dataclass(frozen=True, slots=True, config=_STRICT)
+class Graft:
+    """The sender forwards the topic's messages to the receiver from now on, and wants the same."""
+
+    topic: Topic
+
+
+@dataclass(frozen=True, slots=True, config=_STRICT)
+class Prune:
+    """The end of a Graft, or its refusal; do not graft again before `backoff_s`."""
+
+    topic: Topic
+    backoff_s: ReqId
+
+
+@dataclass(frozen=True, slots=True, config=_STRICT)
+class IHave:
+    """Messages of a topic that the sender can give for a while, by id."""
+
+    topic: Topic
+    ids: Annotated[tuple[MessageId, ...], Field(min_length=1, max_length=MESSAGE_IDS_MAX)]
+
+
+@dataclass(frozen=True, slots=True, config=_STRICT)
+class IWant:
+    """Ask for messages of a topic by id; answered by Spread as far as they are still there."""
+
+    topic: Topic
+    ids: Annotated[tuple[MessageId, ...], Field(min_length=1, max_length=MESSAGE_IDS_MAX)]
+
+
+@dataclass(frozen=True, slots=True, config=_STRICT)
+class IDontWant:
+    """The sender has these messages: sending them to it is waste."""
+
+    topic: Topic
+    ids: Annotated[tuple[MessageId, ...], Field(min_length=1, max_length=MESSAGE_IDS_MAX)]
+
+
+@dataclass(frozen=True, slots=True, config=_STRICT)
+class Spread:
+    """Messages of a topic. The id of one is the hash of topic and content (`message_id`), so no copy hides another.
+
+    `wide`: the sender, who is their origin, sent them to every member of the swarm itself. It is a hint that saves
+    forwarding; who lies costs the swarm a heartbeat, until the ids are offered.
+    """
+
+    topic: Topic
+    wide: bool
+    items: Annotated[
+        tuple[Annotated[bytes, Field(max_length=OP_BYTES_MAX)], ...], Field(min_length=1, max_length=BATCH_OPS_MAX)
+    ]
+
+
+@dataclass(frozen=True, slots=True, config=_STRICT)
+class ProbeFor:
+    """Ask a peer to ping another for the sender, who got no answer."""
+
+    req: ReqId
+    target: Id
+
+
+@dataclass(frozen=True, slots=True, config=_STRICT)
+class ProbedFor:
+    """Answer to ProbeFor; `alive` False when the target was silent to this peer too, or is not linked to it."""
+
+    req: ReqId
+    target: Id
+    alive: bool
+
+
+@dataclass(frozen=True, slots=True, config=_STRICT)
+class RecordDigests:
+    """What the sender holds of the map of signed records: a fingerprint per bucket (gossip/record_digests.py)."""
+
+    buckets: Annotated[bytes, Field(max_length=RECORD_BUCKETS_MAX * FINGERPRINT_BYTES)]
+
+
+@dataclass(frozen=True, slots=True, config=_STRICT)
+class DialBack:
+    """Ask a peer to try whether these addresses of the sender can be dialled from where it is."""
+
+    req: ReqId
+    addrs: Annotated[tuple[Addr, ...], Field(min_length=1, max_length=8)]
+
+
+@dataclass(frozen=True, slots=True, config=_STRICT)
+class DialedBack:
+    """Answer to DialBack: the addresses at which the sender was reached, and why not at the others."""
+
+    req: ReqId
+    reached: Annotated[tuple[Addr, ...], Field(max_length=8)]
+    reason: ShortText
+
+
 Frame = (
     Hello | Bye | Ping | Pong | OpBatch | Digests | Heads | GetLog | GetOps | GetIds | IdList | Fetched | Receipt
     | Records | Watch | Progress | FindNode | FoundNodes | FindValue | FoundValue | StoreRecord | Stored | Busy
-    | Introduce
+    | Introduce | Subscribe | Graft | Prune | IHave | IWant | IDontWant | Spread | ProbeFor | ProbedFor | RecordDigests
+    | DialBack | DialedBack
 )  # fmt: skip
 
 # Append only: a tag is never used again for something else.
@@ -322,6 +435,18 @@ _KINDS: Final[tuple[tuple[int, type[Any], Lane], ...]] = (
     (22, Stored, Lane.CONTROL),
     (23, Busy, Lane.CONTROL),
     (24, Introduce, Lane.CONTROL),
+    (25, Subscribe, Lane.CONTROL),
+    (26, Graft, Lane.CONTROL),
+    (27, Prune, Lane.CONTROL),
+    (28, IHave, Lane.CONTROL),
+    (29, IWant, Lane.CONTROL),
+    (30, IDontWant, Lane.CONTROL),
+    (31, Spread, Lane.BULK),
+    (32, ProbeFor, Lane.CONTROL),
+    (33, ProbedFor, Lane.CONTROL),
+    (34, RecordDigests, Lane.BULK),
+    (35, DialBack, Lane.CONTROL),
+    (36, DialedBack, Lane.CONTROL),
 )
 _CLASS_OF: Final[dict[int, type[Any]]] = {tag: cls for tag, cls, _ in _KINDS}
 _TAG_OF: Final[dict[type[Any], int]] = {cls: tag for tag, cls, _ in _KINDS}
@@ -364,3 +489,9 @@ def decode_frame(data: bytes, lane: Lane) -> Frame:
 def receipt_bytes(space: bytes, level: int, ids: tuple[bytes, ...]) -> bytes:
     """What a receipt's signature covers, under the purpose `receipt`."""
     return encode((space, level, ids))
+
+
+def message_id(topic: str, item: bytes) -> bytes:
+    """The id of a message: SHA-256 over the framed topic and the content (replication.md §7, case S2)."""
+    name = topic.encode()
+    return hashlib.sha256(len(name).to_bytes(2, "big") + name + item).digest()[:MESSAGE_ID_BYTES]

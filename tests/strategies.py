@@ -147,6 +147,7 @@ BODIES: dict[type[Any], st.SearchStrategy[Any]] = {
 blobs = st.binary(max_size=40)
 digests = sized(12)
 dht_keys = sized(m.DHT_KEY_BYTES)
+topics = st.text("abc/", min_size=1, max_size=9)
 FRAMES: dict[type[Any], st.SearchStrategy[Any]] = {
     m.Hello: st.builds(
         m.Hello, small, small, ids, tuples_of(blobs, 0, 2), small, millis, tuples_of(small), tuples_of(texts()),
@@ -178,5 +179,17 @@ FRAMES: dict[type[Any], st.SearchStrategy[Any]] = {
     m.Stored: st.builds(m.Stored, small, st.booleans(), texts(), small),
     m.Busy: st.builds(m.Busy, small, small),
     m.Introduce: st.builds(m.Introduce, blobs),
+    m.Subscribe: st.builds(m.Subscribe, tuples_of(st.tuples(topics, st.booleans()), 1)),
+    m.Graft: st.builds(m.Graft, topics),
+    m.Prune: st.builds(m.Prune, topics, small),
+    m.IHave: st.builds(m.IHave, topics, tuples_of(dht_keys, 1)),
+    m.IWant: st.builds(m.IWant, topics, tuples_of(dht_keys, 1)),
+    m.IDontWant: st.builds(m.IDontWant, topics, tuples_of(dht_keys, 1)),
+    m.Spread: st.builds(m.Spread, topics, st.booleans(), tuples_of(blobs, 1)),
+    m.ProbeFor: st.builds(m.ProbeFor, small, ids),
+    m.ProbedFor: st.builds(m.ProbedFor, small, ids, st.booleans()),
+    m.RecordDigests: st.builds(m.RecordDigests, blobs),
+    m.DialBack: st.builds(m.DialBack, small, tuples_of(texts(), 1)),
+    m.DialedBack: st.builds(m.DialedBack, small, tuples_of(texts()), texts()),
 }  # fmt: skip
 frames: st.SearchStrategy[Any] = st.one_of(*FRAMES.values())
