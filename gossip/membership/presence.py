@@ -1,0 +1,105 @@
+"""What this node says of itself: that it is alive, every 30 s and when somebody needs to know; and that it leaves.
+
+Only this node raises its incarnation: at start by its life number, then by one for each accusation of the
+incarnation it has. An accusation of an earlier one is answered too, for whoever made it missed the last answer. All
+answers share one gap (`announce_gap_us`), so a flood of accusations makes no flood of answers.
+"""
+
+from __future__ import annotations
+
+import random
+
+from gossip.events import Broadcast
+from gossip.membership.awareness import Awareness
+from gossip.membership.config import MemberConfig
+from gossip.membership.requests import MACHINE
+from gossip.membership.statement import TOPIC, Kind, first_inc, make_statement
+from protocol.clock import SwarmClock
+from protocol.identity import KeyPair
+from protocol.machine import CancelTimer, Effect, Local, SetTimer, TimerKey
+from protocol.peer import PeerID
+
+TIMER = TimerKey(MACHINE, "presence")
+
+
+class Presence:
+    """The own incarnation and the own statements."""
+
+    def __init__(
+        self, keys: KeyPair, clock: SwarmClock, config: MemberConfig, rng: random.Random, awareness: Awareness
+    ) -> None:
+        self.me = PeerID(keys.public)
+        self._keys = keys
+        self._clock = clock
+        self._config = config
+        self._rng = rng
+        self._awareness = awareness
+        self._told_us: int | None = None
+        self._due_us: int | None = None
+        self._at_ms = 0
+        self.inc = 0
+        self.leaving = False
+
+    def begin(self, life: int, now_us: int) -> list[Effect]:
+        """A life begins."""
+        self.inc, self.leaving, self._told_us = first_inc(life), False, None
+        return self._schedule(now_us + self._every())
+
+    def accused(self, inc: int, now_us: int) -> list[Effect]:
+        """Somebody says that this node is suspect or dead in `inc`, and signed it."""
+        if self.leaving or inc > self.inc:
+            return []  # nobody can know an incarnation that was never told
+        if inc == self.inc:
+            self.inc += 1
+            if self._awareness.multiplier == 1:  # an accusation is cheap for a liar: it doubles the own waits at most
+                self._awareness.worse()
+        return self._soon(now_us)
+
+    def newcomer(self, swarm_size: int, now_us: int) -> list[Effect]:
+        """A member came up that may not know of this node."""
+        gap_us = self._config.announce_gap_us  # half of it at least: a new link is not part of the mesh at once
+        within_us = max(gap_us, swarm_size * self._config.soon_per_member_us)
+        return self._soon(now_us + gap_us // 2 + self._rng.randrange(within_us))
+
+    def on_timer(self, now_us: int, *, anybody: bool, standing_down: bool) -> list[Effect]:
+        """The time has come; `anybody`: there is a link to say it on."""
+        self._due_us = None
+        if self.leaving:
+            return []
+        timer = self._schedule(now_us + self._every() * (10 if standing_down else 1))
+        return [*self._tell("alive", now_us), *timer] if anybody else timer
+
+    def leave(self, now_us: int) -> list[Effect]:
+        """Say that this node leaves; once, and nothing after it."""
+        if self.leaving:
+            return []
+        self.leaving = True
+        return [CancelTimer(TIMER), *self._tell("left", now_us)]
+
+    def accuse(self, kind: Kind, subject: bytes, inc: int, now_us: int) -> Effect:
+        """A signed accusation of another."""
+        return Local(Broadcast(TOPIC, (make_statement(self._keys, kind, subject, inc, self._clock.now_ms(now_us)),)))
+
+    def _tell(self, kind: Kind, now_us: int) -> list[Effect]:
+        now_ms = self._clock.now_ms(now_us)
+        # Later than the last one, unless the clock was so far ahead that nobody took that.
+        ahead = self._at_ms - now_ms > self._config.future_ms
+        self._at_ms = now_ms if ahead else max(now_ms, self._at_ms + 1)
+        self._told_us = now_us
+        item = make_statement(self._keys, kind, self._keys.public, self.inc, max(0, self._at_ms))
+        return [Local(Broadcast(TOPIC, (item,)))]
+
+    def _every(self) -> int:
+        every = self._config.presence_every_us
+        return every - every // 10 + self._rng.randrange(every // 5 + 1)
+
+    def _soon(self, at_us: int) -> list[Effect]:
+        if self._told_us is not None:
+            at_us = max(at_us, self._told_us + self._config.announce_gap_us)
+        if self.leaving or (self._due_us is not None and self._due_us <= at_us):
+            return []
+        return self._schedule(at_us)
+
+    def _schedule(self, at_us: int) -> list[Effect]:
+        self._due_us = at_us
+        return [SetTimer(TIMER, at_us)]
