@@ -137,8 +137,8 @@ class Dht:
                 return self._on_boot(now_us)
             case PeerSeen(peer):
                 return self._on_peer_seen(peer, now_us)
-            case PeerGone(peer):
-                return self._on_peer_gone(peer)
+            case PeerGone(peer, in_order):
+                return self._on_peer_gone(peer, in_order=in_order)
             case DialFailed(peer, _):
                 return self._calls.on_dial_failed(peer)
             case Received(peer, frame) if peer in self._calls.linked:
@@ -192,10 +192,10 @@ class Dht:
             return []
         return [Send(peer, Lane.CONTROL, Introduce(record.wire))]
 
-    def _on_peer_gone(self, peer: PeerID) -> list[Effect]:
-        effects, wanted = self._calls.on_unlinked(peer)
+    def _on_peer_gone(self, peer: PeerID, *, in_order: bool) -> list[Effect]:
+        effects = self._calls.on_unlinked(peer, in_order=in_order)
         self._server.forget(peer)
-        return effects + self._around.on_link_end(peer, wanted=wanted)
+        return effects + self._around.on_link_end(peer, in_order=in_order)
 
     def _on_frame(self, peer: PeerID, frame: Frame, now_us: int) -> list[Effect]:
         match frame:

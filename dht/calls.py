@@ -3,7 +3,7 @@
 A peer that is not linked is dialled, and its requests wait for the link, bounded in number and time. How a request
 ended is put on `outcomes`, which the owner of the machine drains; nothing here knows what a request was for. A peer
 that is busy for a short while is asked again, at most so often; one that is busy for long has failed, but is no worse
-for it. Links that were opened here and not used for longest are closed above a bound.
+for it. Links are bounded by who owns them (gossip/dialling.py), which lets those that are too many go in order.
 
 Request ids start at 2^31, so that a Ping of the DHT is told from those of the links.
 """
@@ -18,7 +18,7 @@ from typing import Final
 
 from dht.config import DhtConfig
 from dht.routing_table import Contact
-from protocol.machine import CancelTimer, Count, Dial, Effect, Hangup, Send, SetTimer, TimerKey
+from protocol.machine import CancelTimer, Count, Dial, Effect, Send, SetTimer, TimerKey
 from protocol.messages import Busy, FoundNodes, FoundValue, Frame, Pong, Stored
 from protocol.peer import PeerID, PeerInfo
 from protocol.transport import Lane
@@ -90,8 +90,6 @@ class Calls:
         self._of_peer: dict[PeerID, dict[int, None]] = {}
         self._req = _FIRST_REQ
         self._dialling: dict[PeerID, None] = {}
-        self._dialled: dict[PeerID, None] = {}  # links opened here, longest unused first
-        self._closing: dict[PeerID, None] = {}
         self.linked: dict[PeerID, None] = {}
         self.outcomes: deque[Outcome] = deque()
 
@@ -125,9 +123,6 @@ class Calls:
         call.sent = True
         call.late_us = None
         peer = call.contact.peer
-        if peer in self._dialled:
-            del self._dialled[peer]
-            self._dialled[peer] = None
         return [
             Send(peer, Lane.CONTROL, call.make(req), ref=(MACHINE, req)),
             SetTimer(_timer(req), now_us + self._config.slow_us),
@@ -138,31 +133,17 @@ class Calls:
     def on_linked(self, peer: PeerID, now_us: int) -> list[Effect]:
         """A link is open: what waited for it is sent."""
         self.linked[peer] = None
-        if peer not in self._dialling and peer not in self._of_peer:
-            return []
         self._dialling.pop(peer, None)
-        self._dialled[peer] = None
         effects: list[Effect] = []
         for req in list(self._of_peer.get(peer, {})):
             if not self._calls[req].sent:
                 effects += self._send(req, now_us)
-        return effects + self._close_unused()
+        return effects
 
-    def _close_unused(self) -> list[Effect]:
-        idle = [peer for peer in self._dialled if peer not in self._of_peer]
-        over = max(0, len(self._dialled) - self._config.dialled_max)
-        for peer in idle[:over]:
-            del self._dialled[peer]
-            self._closing[peer] = None
-        return [Hangup(peer, "dht: longest unused link") for peer in idle[:over]]
-
-    def on_unlinked(self, peer: PeerID) -> tuple[list[Effect], bool]:
-        """A link is gone; the second value tells whether this machine closed it."""
+    def on_unlinked(self, peer: PeerID, *, in_order: bool) -> list[Effect]:
+        """A link is gone. What was asked over one that was let go in order failed as if the peer were busy."""
         self.linked.pop(peer, None)
-        self._dialled.pop(peer, None)
-        mine = peer in self._closing
-        self._closing.pop(peer, None)
-        return self._fail_all(peer, Why.GONE), mine
+        return self._fail_all(peer, Why.BUSY if in_order else Why.GONE)
 
     def on_dial_failed(self, peer: PeerID) -> list[Effect]:
         """No address of a peer gave a link."""

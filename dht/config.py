@@ -32,7 +32,6 @@ class DhtConfig:
     busy_wait_max_us: int = 2_000_000  # a peer that is busy for longer is passed over
     shun_us: int = 30_000_000  # a peer that just failed is asked by no look-up for so long, unless it speaks
     shunned_max: int = 1_024
-    dialled_max: int = 256  # links opened by this machine; above it the longest unused one is closed
     # serving
     rpcs_per_peer_s: int = 200  # replication.md §9
     rpcs_per_s: int = 2_000  # all peers together

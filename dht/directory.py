@@ -1,21 +1,34 @@
 """Finding agents by meaning through the DHT: which shards, how many of them, and how answers are merged.
 
-Two codebooks are live while the swarm moves from one to the next: records are published under both, searches use the
-newest that fits their encoder. A search asks `probes` shards and merges what their holders know, the greatest version
-of each slot; it asks `probes_wide` when the codebook is old, when the best score is low or when it found too few
-(replication.md §8). Scores are computed here, over signed vectors: a holder can withhold, but not promote.
+Two codebooks are live while the swarm moves from one to the next. Nodes move one by one, so at any time some know only
+the older of two and some only the newer of the next two: records are published under both, named in them, and searches
+ask under both, so that neighbours in age find each other. A search merges what the holders of its shards know, the
+greatest version of each slot. Scores are computed here, over signed vectors: a holder can withhold, but not promote.
+
+Of the newest codebook a search asks `probes` shards, or `probes_wide` when that codebook is old; and further ones up to
+`PROBES_MAX`, all at once, when the best score is low or when it found fewer than it was asked for (replication.md §8
+has two and four). Sixteen are for swarms that are small beside their codebook, whose shards are nearly empty, and for
+callers who filter. Of the five hits that an index shows for a question, a search finds with the codebook of 256
+centroids of kernel/codebook.py, by the most shards that it may ask [measured, synthetic texts]:
+
+    agents      64    128    700    2,000   8,192
+    4 shards   .42    .46    .70    .79     .78       shards asked on average: 4, 4, 4, 3, 3
+    16         .75    .77    .86    .89     .83                               16, 16, 13, 9, 6
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from dht.config import DhtConfig
 from dht.placement import Codebook, scores_ppm
 from dht.record_store import Slot
 from protocol.capability import AgentValue, SignedRecord
 
-CODEBOOKS_MAX = 2
+CODEBOOKS_MAX: Final = 2
+PROBES_MAX: Final = 16
+"""Shards of the newest codebook that a search asks at most."""
 
 
 class Directory:
@@ -57,27 +70,37 @@ class Directory:
     def may_hold(self, key: bytes, value: AgentValue) -> bool:
         """Whether an agent's record belongs under a key other than its own slot.
 
-        Under an unknown key any agent with a vector may stand: the publisher may know a newer codebook. What such keys
-        can hold is bounded by the quotas of the store, and readers judge by the vector.
+        Under an unknown key an agent with a vector may stand if it names a codebook that is not known here, or none at
+        all: the publisher may be ahead, or behind. What such keys can hold is bounded by the quotas of the store, and
+        readers judge by the vector.
         """
         shard = self._shards.get(key)
         if value.vector is None:
             return False
         if shard is None:
-            return True
+            known = [codebook.name for codebook in self._codebooks]
+            return not value.codebooks or any(name not in known for name in value.codebooks)
         codebook, index = shard
         fits = codebook.encoder == value.encoder
         return fits and index in codebook.nearest(value.vector, self._config.centroids_per_record)
 
     def shards_for(self, encoder: str, probe: bytes, now_ms: int) -> tuple[list[bytes], list[bytes]]:
         """The shards that a search asks at once, and those it asks if these are not enough."""
-        for codebook in self._codebooks:
-            if codebook.encoder == encoder and codebook.dim == len(probe):
-                keys = codebook.keys_for(probe, self._config.probes_wide)
-                is_old = now_ms - codebook.made_ms > self._config.codebook_old_ms
-                first = len(keys) if is_old else self._config.probes
-                return keys[:first], keys[first:]
-        return [], []
+        fitting = [book for book in self._codebooks if book.encoder == encoder and book.dim == len(probe)]
+        if not fitting:
+            return [], []
+        newest, *others = fitting
+        keys = newest.keys_for(probe, PROBES_MAX)
+        is_old = now_ms - newest.made_ms > self._config.codebook_old_ms
+        first = self._config.probes_wide if is_old else self._config.probes
+        older = [key for book in others for key in book.keys_for(probe, self._config.probes)]
+        return [*keys[:first], *older], keys[first:]
+
+
+def tie(record: SignedRecord) -> tuple[bool, bytes, bytes]:
+    """What orders records of one score: standard before demo, then publisher and key."""
+    is_demo = isinstance(record.value, AgentValue) and record.value.quality == "demo"
+    return (is_demo, record.publisher, record.key)
 
 
 @dataclass(slots=True)
@@ -104,16 +127,17 @@ class Search:
                 self.found[slot] = record
 
     def result(self, now_ms: int) -> tuple[tuple[int, SignedRecord], ...]:
-        """(score, record) of the best live ones, best first; ties by hash, the same on every node."""
+        """(score, record) of the best live ones, best first; ties as `find` of the kernel orders them."""
         usable = [
             (record, record.value.vector)
             for record in self.found.values()
             if isinstance(record.value, AgentValue) and record.live(now_ms)
-            if record.value.encoder == self.encoder and record.value.vector is not None
+            if record.value.encoder == self.encoder
+            if record.value.vector is not None and len(record.value.vector) == len(self.probe)
         ]
         scores = scores_ppm(self.probe, [vector for _, vector in usable])
         scored = [(score, record) for score, (record, _) in zip(scores, usable, strict=True)]
-        return tuple(sorted(scored, key=lambda pair: (-pair[0], pair[1].hash))[: self.limit])
+        return tuple(sorted(scored, key=lambda pair: (-pair[0], *tie(pair[1])))[: self.limit])
 
     def wants_more(self, low_score_ppm: int, now_ms: int) -> bool:
         """True if the wider shards should be asked."""

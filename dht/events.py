@@ -20,9 +20,10 @@ class PeerSeen:
 
 @dataclass(frozen=True, slots=True)
 class PeerGone:
-    """The link to an admitted peer is gone."""
+    """The link to an admitted peer is gone. `in_order`: it was let go, and the peer is as good as before."""
 
     peer: PeerID
+    in_order: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,10 +102,10 @@ class Neighbourhood:
 
     # ---- losing
 
-    def on_link_end(self, peer: PeerID, *, wanted: bool) -> list[Effect]:
-        """A link is gone; `wanted`: this node closed it because it was not used."""
+    def on_link_end(self, peer: PeerID, *, in_order: bool) -> list[Effect]:
+        """A link is gone; a peer that was let go in order stays a contact."""
         self._introduced.pop(peer, None)
-        return [] if wanted else self._evict(peer)
+        return [] if in_order else self._evict(peer)
 
     def on_pong(self, peer: PeerID) -> None:
         """A ping ended, one way or the other."""

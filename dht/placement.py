@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dht.key import ID_BYTES
+from protocol.capability import CODEBOOK_NAME_BYTES
 from protocol.codec import decode, encode
 from protocol.errors import ConfigError, DecodeError
 from protocol.identity import digest
@@ -97,6 +98,11 @@ class Codebook:
                 raise DecodeError("not a codebook of a known version")
 
     @property
+    def name(self) -> bytes:
+        """What a record calls it: the start of its id."""
+        return self.id[:CODEBOOK_NAME_BYTES]
+
+    @property
     def dim(self) -> int:
         """Components of each centroid."""
         return int(self.centroids.shape[1])
@@ -105,9 +111,14 @@ class Codebook:
         """Indices of the nearest centroids, nearest first; none for a vector that is zero or of another dimension."""
         if len(vector) != self.dim or not any(vector):
             return []
-        one = np.frombuffer(vector, np.int8).reshape(1, -1)
-        order = np.argsort(-_similarity(one, self.centroids)[0], kind="stable")
-        return [int(index) for index in order[:count]]
+        return self.nearest_each([vector], count)[0]
+
+    def nearest_each(self, vectors: list[bytes], count: int) -> list[list[int]]:
+        """As `nearest`, for many vectors at once; all of this dimension and none zero."""
+        rows = np.frombuffer(b"".join(vectors), np.int8).reshape(len(vectors), self.dim)
+        order = np.argsort(-_similarity(rows, self.centroids), axis=1, kind="stable")
+        nearest: list[list[int]] = order[:, :count].tolist()
+        return nearest
 
     def key(self, centroid: int) -> bytes:
         """The key of a centroid's shard."""
@@ -124,6 +135,11 @@ def _similarity(vectors: Int8, centroids: Int8) -> NDArray[np.float64]:
     dots = (_floats(vectors) @ _floats(centroids).T).astype(np.float64)
     similarity: NDArray[np.float64] = dots / _norms(centroids)
     return similarity
+
+
+def codebook_name(wire: bytes) -> bytes:
+    """What records call the codebook behind bytes; they are not read."""
+    return digest("codebook", wire)[:CODEBOOK_NAME_BYTES]
 
 
 def centroid_count(population: int) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dht.config import DhtConfig
-from dht.directory import Directory
+from dht.directory import Directory, tie
 from dht.key import key_id
 from dht.placement import scores_ppm
 from dht.record_store import RecordStore, Verdict
@@ -148,19 +148,21 @@ class Server:
 def ranked(records: list[SignedRecord], probe: bytes, salt: bytes) -> list[SignedRecord]:
     """Records in the order in which an answer takes them.
 
-    With a probe by score; without one sampled, one of each publisher before a second of any (libp2p.md §8, rule 6).
+    With a probe by score, of equals standard before demo and then a sample, so that the holders of a shard of equals
+    give different ones; without a probe sampled, one of each publisher before a second of any (libp2p.md §8, rule 6).
     The sample hangs on the request, so that askers share the load and repeated asking sees everybody.
     """
     if probe:
         vectors = [record.value.vector or b"" if isinstance(record.value, AgentValue) else b"" for record in records]
         scores = scores_ppm(probe, vectors)
-        return [records[i] for i in sorted(range(len(records)), key=lambda i: (-scores[i], records[i].hash))]
+        order = {i: (-scores[i], tie(records[i])[0], h64(salt, records[i].hash)) for i in range(len(records))}
+        return [records[i] for i in sorted(order, key=order.__getitem__)]
     turn: dict[bytes, int] = {}
-    order: list[tuple[int, int, SignedRecord]] = []
+    taken: list[tuple[int, int, SignedRecord]] = []
     for record in sorted(records, key=lambda record: h64(salt, record.hash)):
-        order.append((turn.get(record.publisher, 0), h64(salt, record.publisher), record))
+        taken.append((turn.get(record.publisher, 0), h64(salt, record.publisher), record))
         turn[record.publisher] = turn.get(record.publisher, 0) + 1
-    return [record for _, _, record in sorted(order, key=lambda entry: entry[:2])]
+    return [record for _, _, record in sorted(taken, key=lambda entry: entry[:2])]
 
 
 def _fitting(wires: list[bytes], room: int) -> tuple[bytes, ...]:

@@ -11,10 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from dht.events import FindDone
 from gossip.events import (
     Acked,
     Durable,
     Linked,
+    MemberDown,
+    MemberUp,
     RecordChanged,
     SpaceChanged,
     SpaceOpened,
@@ -38,7 +41,8 @@ from kernel.config import MACHINE, KernelConfig, Self
 from kernel.jobs import Candidate, Decision, Embed, Summarise, Summarised, TurnResult
 from kernel.memory.pool import Pool
 from kernel.memory.summary import Summaries
-from kernel.offers import Offers, View
+from kernel.offers import Offers
+from kernel.searches import Reach, View
 from kernel.submits import Submits, Tasks
 from kernel.task import RemoteProgress, Task, candidate_of
 from kernel.task_view import task_line, task_view
@@ -83,7 +87,15 @@ _TASK_PREFIX_MIN = 4
 class Kernel:
     """The machine."""
 
-    def __init__(self, me: Self, logs: Replication, clock: SwarmClock, config: KernelConfig, jobs: JobIds) -> None:
+    def __init__(
+        self,
+        me: Self,
+        logs: Replication,
+        clock: SwarmClock,
+        config: KernelConfig,
+        jobs: JobIds,
+        reach: Reach | None = None,
+    ) -> None:
         self._me = PeerID(me.node.public)
         self._user = me.user
         self._genesis = me.genesis
@@ -93,21 +105,21 @@ class Kernel:
         self._jobs = jobs
         self._tasks: dict[bytes, Task] = {}
         self._linked: dict[PeerID, None] = {}
+        self._alive: dict[PeerID, None] = {}  # members that may be given work, linked or not
         self._agents: dict[bytes, dict[str, AgentValue]] = {}  # peer -> its live records, by agent
         self._offers: dict[bytes, Candidate] = {}  # peer -> these records as one
         self._job_of: dict[JobId, tuple[bytes, object]] = {}  # job -> (space, spec)
         self._following: dict[bytes, None] = {}
         self._turns = Turns(self._me, logs, clock, config, jobs, self._world)
         self._submits = Submits(me, logs, clock, config, jobs, Tasks(self.task, self._full, self._world))
-        retry = TimerKey(MACHINE, "embed")
-        self._directory = Offers(self._me, me.genesis.encoder, clock, jobs, self._view, retry)
+        self._directory = Offers(self._me, me.genesis.encoder, clock, jobs, self._view, reach or Reach())
 
     def _view(self) -> View:
         newest = list(self._tasks.values())[-TRUST_TASKS_MAX:]
         return View(frozenset(self._linked), first_hand(task.fold for task in newest))
 
     def _world(self) -> tuple[dict[bytes, Candidate], frozenset[bytes]]:
-        return self._offers, frozenset((self._me, *self._linked))
+        return self._offers, frozenset((self._me, *self._alive))
 
     def offers(self) -> dict[bytes, Candidate]:
         """Live capability records by peer, own included."""
@@ -146,12 +158,17 @@ class Kernel:
                 return self._on_command(request_id, command, now_us)
             case Linked(peer, _):
                 self._linked[peer] = None
-                watches: list[Effect] = [Send(peer, Lane.CONTROL, Watch(s, on=True)) for s in self._following]
-                return watches + self._consider_all(now_us)
+                return [Send(peer, Lane.CONTROL, Watch(s, on=True)) for s in self._following]
             case Unlinked(peer):
                 self._linked.pop(peer, None)
                 for task in self._tasks.values():
                     task.watchers.pop(peer, None)
+                return []
+            case MemberUp(peer):
+                self._alive[peer] = None
+                return self._consider_all(now_us)
+            case MemberDown(peer, _):
+                self._alive.pop(peer, None)
                 return self._consider_all(now_us)
             case RecordChanged(record, live) if isinstance(record.value, AgentValue):
                 self._directory.on_record(record, live=live)
@@ -160,6 +177,8 @@ class Kernel:
                 return self._on_progress_frame(peer, frame)
             case EngineReport():
                 return self._directory.on_engine(event)
+            case FindDone():
+                return self._directory.on_found(event, now_us)
             case Suspended():
                 return [e for task in self._sorted() for e in self._turns.on_suspended(task, now_us)]
             case Stopping():
@@ -251,8 +270,8 @@ class Kernel:
     def _on_timer(self, key: TimerKey, now_us: int) -> list[Effect]:
         if key.machine == MACHINE and key.what == "ack" and isinstance(key.ref, bytes):
             return self._submits.on_timer(key.ref)
-        if key.machine == MACHINE and key.what == "embed":
-            return self._directory.publish()
+        if key.machine == MACHINE and key.what in ("embed", "find"):
+            return self._directory.on_timer(key, now_us)
         task = self._tasks.get(key.ref) if isinstance(key.ref, bytes) and key.machine == TURNS else None
         if task is None or task.fold.open is None:
             return []

@@ -28,6 +28,8 @@ KEY_BYTES: Final = 20
 DESCRIPTION_CHARS_MAX: Final = 1000
 TAXONOMY_CHARS_MAX: Final = 256
 LABELS_MAX: Final = 32  # of one kind, such as skills
+CODEBOOK_NAME_BYTES: Final = 8  # the start of a codebook's id
+CODEBOOKS_NAMED_MAX: Final = 4
 Kind = Literal["peer", "agent"]
 Labels = Annotated[tuple[Name, ...], Field(max_length=LABELS_MAX)]
 
@@ -49,6 +51,8 @@ class AgentValue(BaseModel):
     Attributes:
         vector: `int8[dim]` of the text by which it is found (kernel/discovery.py) under `encoder`; None where the
             publisher has no encoder at hand.
+        codebooks: names of the codebooks under whose shards its publisher puts it (dht/directory.py), oldest first;
+            none where there are none for its encoder.
         tools: names of the tools that its turns may call, and `permissions`: what these may touch on that machine.
         skills: what it is good at, in its operator's words or as ids of A2A or OASF; taken as plain strings.
         tags: labels without an order.
@@ -64,6 +68,10 @@ class AgentValue(BaseModel):
     description: Annotated[str, Field(max_length=DESCRIPTION_CHARS_MAX)] = ""
     vector: Annotated[bytes, Field(max_length=4096)] | None = None
     encoder: Name = ""
+    codebooks: Annotated[
+        tuple[Annotated[bytes, Field(min_length=CODEBOOK_NAME_BYTES, max_length=CODEBOOK_NAME_BYTES)], ...],
+        Field(max_length=CODEBOOKS_NAMED_MAX),
+    ] = ()
     model: Name = ""
     backend: Name = ""
     quality: Literal["demo", "standard"] = "standard"

@@ -1,4 +1,4 @@
-"""`masos find`: agents by meaning, among those that have what is asked for."""
+"""`masos find`: agents by meaning, among those that have what is asked for, and where they were looked for."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ def _lines(found: Json) -> list[str]:
         lines = agent_lines(agents, [_score_text(agent["score"]) for agent in agents])
     else:
         how = f"score {found['threshold']} or more with {one_line(str(found['encoder']))}"
-        lines = [f"nobody: none of the {found['live']} records held here passes ({how}; --explain says why)"]
+        lines = [f"nobody passes ({how}; --explain says why)"]
+    lines += _way(found)
     rejected = [as_object(line) for line in as_list(found.get("rejected"))]
     if rejected:
         lines.append("rejected:")
@@ -87,6 +88,16 @@ def _lines(found: Json) -> list[str]:
     if found.get("rejected_more"):
         lines.append(f"  and {found['rejected_more']} more")
     return lines
+
+
+def _way(found: Json) -> list[str]:
+    """Where the node looked, and what it could not ask."""
+    held = f"{found['live']} records held here"
+    if found["source"] == "index+dht":
+        dht = f"{found['candidates']} that the DHT named in {found['rpcs']} requests, {found['rounds']} rounds"
+        return [f"source: {held} and {dht}"]
+    lines = [f"source: the {held}" + ("" if found["index_complete"] else ", which are not all there are")]
+    return [*lines, f"note: {one_line(str(found['note']), 160)}"] if found["note"] else lines
 
 
 def _score_text(score: object) -> str:

@@ -30,7 +30,6 @@ from protocol.machine import (
     Dial,
     DialFailed,
     Effect,
-    Hangup,
     Local,
     Received,
     Send,
@@ -137,12 +136,12 @@ class World:
         self.give(one, e.PeerSeen(other.peer))
         self.give(other, e.PeerSeen(one.peer))
 
-    def unlink(self, one: Node, other: Node) -> None:
+    def unlink(self, one: Node, other: Node, *, in_order: bool = False) -> None:
         for node, gone in ((one, other), (other, one)):
             if gone.peer in node.linked:
                 del node.linked[gone.peer]
                 if node.alive:
-                    self.give(node, e.PeerGone(gone.peer))
+                    self.give(node, e.PeerGone(gone.peer, in_order))
 
     def kill(self, nodes: list[Node]) -> None:
         """They answer nothing any more; nobody is told."""
@@ -190,8 +189,6 @@ class World:
                 case Dial(info):
                     assert info.addrs == self.nodes[info.peer].addrs, "dialled what its owner did not sign"
                     self._dial(node, self.nodes[info.peer])
-                case Hangup(peer, _):
-                    self.unlink(node, self.nodes[peer])
                 case SetTimer(key, at_us):
                     node.timers[key] = at_us
                     self.at(at_us, lambda node=node, key=key, at_us=at_us: self._fire(node, key, at_us))

@@ -15,7 +15,7 @@ from protocol.errors import DecodeError
 from protocol.transport import FRAME_BYTES_MAX, Lane
 from tests.strategies import FRAMES, keypair
 
-DHT_FRAMES = {cls: each for cls, each in FRAMES.items() if m._TAG_OF[cls] >= 17}
+DHT_FRAMES = {cls: each for cls, each in FRAMES.items() if 17 <= m._TAG_OF[cls] <= 24}
 TOP = 2**32 - 1
 KEY = bytes(m.DHT_KEY_BYTES)
 

@@ -219,15 +219,14 @@ def test_a_contact_whose_record_has_run_out_goes() -> None:
     assert len(node.dht.table) == 0
 
 
-def test_idle_links_of_its_own_making_are_closed_and_their_contacts_stay() -> None:
-    world = swarm(30, DhtConfig(k=4, dialled_max=5))
+def test_a_peer_whose_link_is_let_go_in_order_stays_a_contact_and_is_asked_again() -> None:
+    world = swarm(30, DhtConfig(k=4))
     asker = next(iter(world.nodes.values()))
-    for number in range(10):
-        world.answer(asker, lambda r, n=number: e.Lookup(r, bytes([n])))
-    assert len(asker.dht._calls._dialled) <= 5 + 10
-    world.run(1)
     known = len(asker.dht.table)
-    assert known > len(asker.linked)
+    for peer in list(asker.linked):
+        world.unlink(asker, world.nodes[peer], in_order=True)
+    assert len(asker.dht.table) == known
+    assert world.answer(asker, lambda r: e.Lookup(r, b"key")).peers
 
 
 # ---- serving nobody

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from dht.config import DhtConfig
-from dht.directory import CODEBOOKS_MAX, Directory, Search
-from dht.placement import PPM, Codebook, _floats, centroid_count, scores_ppm, train
+from dht.directory import CODEBOOKS_MAX, PROBES_MAX, Directory, Search
+from dht.placement import PPM, Codebook, _floats, centroid_count, codebook_name, scores_ppm, train
 from protocol.capability import AgentValue, make_record
 from protocol.codec import encode
 from protocol.errors import ConfigError, DecodeError
@@ -63,6 +64,7 @@ PINNED_ID = "588d10fe99bbcb10"
 def test_a_codebook_comes_back_equal() -> None:
     again = Codebook.from_wire(BOOK.wire)
     assert (again.id, again.encoder, again.made_ms, again.wire) == (BOOK.id, "enc", WALL_MS, BOOK.wire)
+    assert again.name == codebook_name(BOOK.wire) == BOOK.id[:8]
     assert np.array_equal(again.centroids, BOOK.centroids)
     assert again.keys_for(VECTORS[0], 4) == BOOK.keys_for(VECTORS[0], 4)
 
@@ -170,7 +172,7 @@ def value(vector: bytes | None, encoder: str = "enc") -> AgentValue:
     return AgentValue(agent="a", roles=(), vector=vector, encoder=encoder)
 
 
-def test_two_codebooks_are_live_and_searches_use_the_newest_that_fits() -> None:
+def test_two_codebooks_are_live_and_searches_ask_under_both() -> None:
     directory = Directory(DhtConfig())
     assert directory.shards_for("enc", VECTORS[0], WALL_MS) == ([], [])
     books = [train(VECTORS, encoder="enc", made_ms=WALL_MS + i, count=8, rng=random.Random(i)) for i in range(3)]
@@ -182,13 +184,31 @@ def test_two_codebooks_are_live_and_searches_use_the_newest_that_fits() -> None:
     keys = directory.keys_for(value(VECTORS[0]))
     assert keys == [*books[2].keys_for(VECTORS[0], 2), *books[1].keys_for(VECTORS[0], 2)]
     now, later = directory.shards_for("enc", VECTORS[0], WALL_MS)
-    assert [*now, *later] == books[2].keys_for(VECTORS[0], 4)
-    assert len(now) == 2
+    newest, older = books[2].keys_for(VECTORS[0], 8), books[1].keys_for(VECTORS[0], 2)
+    assert (now, later) == ([*newest[:2], *older], newest[2:])
     month = DhtConfig().codebook_old_ms
-    assert directory.shards_for("enc", VECTORS[0], WALL_MS + month + 3) == (books[2].keys_for(VECTORS[0], 4), [])
+    assert directory.shards_for("enc", VECTORS[0], WALL_MS + month + 3) == ([*newest[:4], *older], newest[4:])
+    directory.use(BOOK)
+    now, later = directory.shards_for("enc", VECTORS[0], WALL_MS)
+    assert [*now[:2], *later] == BOOK.keys_for(VECTORS[0], PROBES_MAX)
     assert directory.keys_for(value(VECTORS[0], "other")) == []
     assert directory.keys_for(value(None)) == []
     assert directory.shards_for("enc", b"\x01", WALL_MS) == ([], [])
+
+
+def test_releases_side_by_side_find_each_others_agents() -> None:
+    """Three releases; each knows its codebook and the one before, as kernel/codebook.py ships them."""
+    books = [train(VECTORS, encoder="enc", made_ms=WALL_MS, count=8, rng=random.Random(i)) for i in range(4)]
+    releases = []
+    for before, newest in pairwise(books):
+        releases.append(Directory(DhtConfig()))
+        for book in (before, newest):
+            releases[-1].use(book)
+    for one, other in pairwise(releases):
+        for asker, publisher in ((one, other), (other, one)):
+            for vector in VECTORS[:50]:
+                asked, _ = asker.shards_for("enc", vector, WALL_MS)
+                assert set(asked) & set(publisher.keys_for(value(vector)))
 
 
 def test_a_shard_takes_only_what_belongs_there() -> None:
@@ -198,7 +218,14 @@ def test_a_shard_takes_only_what_belongs_there() -> None:
     assert [directory.may_hold(key, value(VECTORS[0])) for key in keys] == [True] * 2 + [False] * 62
     assert not directory.may_hold(keys[0], value(VECTORS[0], "other"))
     assert not directory.may_hold(keys[0], value(None))
-    assert directory.may_hold(b"u" * 20, value(VECTORS[0])), "of a codebook that is not known here"
+    unknown = b"u" * 20
+
+    def named(*names: bytes) -> AgentValue:
+        return value(VECTORS[0]).model_copy(update={"codebooks": names})
+
+    assert directory.may_hold(unknown, named()), "of a publisher that names none"
+    assert directory.may_hold(unknown, named(BOOK.name, b"newer   ")), "of a codebook that is not known here"
+    assert not directory.may_hold(unknown, named(BOOK.name)), "of none that it is published under"
 
 
 def test_a_search_keeps_the_newest_version_and_drops_what_ended() -> None:

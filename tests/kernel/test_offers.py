@@ -12,7 +12,8 @@ from kernel.commands import EngineReport, FindAgents, Offer
 from kernel.discovery import Filters
 from kernel.engine import Capabilities
 from kernel.jobs import Embed, Embedded
-from kernel.offers import AGENT, ENDED_MAX, FINDS_MAX, REJECTED_MAX, TEXT_CHARS_MAX, Offers, View
+from kernel.offers import AGENT, RETRY, Offers
+from kernel.searches import ENDED_MAX, FINDS_MAX, REJECTED_MAX, TEXT_CHARS_MAX, Reach, View
 from kernel.trust import Trust
 from protocol.admission import EncoderSpec
 from protocol.capability import RECORD_TTL_MS, AgentValue, SignedRecord, make_record
@@ -30,7 +31,6 @@ from protocol.machine import (
     Reply,
     SetTimer,
     StartJob,
-    TimerKey,
 )
 from protocol.messages import RECORD_BYTES_MAX
 from protocol.peer import PeerID, peer_text
@@ -45,20 +45,22 @@ ABLE = Capabilities(
 OFFER = Offer(description="Reads leases.", skills=("law",), price_micro_money=3, data_policy="external")
 REPORT = EngineReport(ABLE, ("reasoning",), OFFER)
 NORTH, EAST = bytes([9, 0]), bytes([0, 9])
-RETRY = TimerKey("kernel", "embed")
 
 
 class Desk:
     """The machine, and the jobs that it asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, reach: Reach | None = None) -> None:
         clock, jobs = SwarmClock(NOW_MS * 1000), JobIds()
         jobs.start(1)
         self.linked: frozenset[bytes] = frozenset()
         self.trust: dict[bytes, Trust] = {}
         spec = EncoderSpec(id="enc", dim=2, tau=(1, 2))
-        self.offers = Offers(PeerID(ME.public), spec, clock, jobs, lambda: View(self.linked, self.trust), RETRY)
+        self.offers = Offers(PeerID(ME.public), spec, clock, jobs, self.view, reach or Reach())
         self.now_us = 0
+
+    def view(self) -> View:
+        return View(self.linked, self.trust)
 
     def report(self, report: EngineReport = REPORT) -> list[Effect]:
         return self.offers.on_engine(report)
@@ -137,7 +139,7 @@ def test_an_engine_that_goes_or_a_node_that_stops_publishes_nothing_any_more() -
         effects = desk.offers.stop() if leaving else desk.report(EngineReport(None))
         assert AbortJob(job) in effects
         assert not desk.embedded(job)
-        assert not desk.offers.publish()
+        assert not desk.offers.on_timer(RETRY, 0)
     assert Local(Withdraw(AGENT)) in Desk().report(EngineReport(None))
 
 
@@ -146,7 +148,7 @@ def test_without_an_encoder_the_record_goes_out_bare_and_its_vector_later() -> N
     effects = desk.failed(*jobs_of(desk.report()))
     assert [value.vector for value in published(effects)] == [None]
     assert [effect.key for effect in effects if isinstance(effect, SetTimer)] == [RETRY]
-    assert [value.vector for value in published(desk.embedded(*jobs_of(desk.offers.publish())))] == [NORTH]
+    assert [value.vector for value in published(desk.embedded(*jobs_of(desk.offers.on_timer(RETRY, 0))))] == [NORTH]
 
 
 def test_whatever_a_server_says_of_itself_makes_a_record() -> None:

@@ -30,7 +30,8 @@ def agent(**changes: Any) -> dict[str, Any]:
 
 def found(*agents: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {
-        "encoder": "use-512", "threshold": 0.22, "limit": 5, "live": 9, "agents": list(agents), **more,
+        "encoder": "use-512", "threshold": 0.22, "limit": 5, "live": 9, "source": "index", "index_complete": True,
+        "candidates": 0, "rpcs": 0, "rounds": 0, "note": "", "agents": list(agents), **more,
     }  # fmt: skip
 
 
@@ -145,6 +146,19 @@ def test_an_explanation_lists_the_reasons_and_what_it_left_out(daemon: FakeClien
     assert "it costs 9" in out
     assert "0.100" in out
     assert "7 more" in out
+
+
+@pytest.mark.parametrize("explain", [[], ["--explain"]])
+def test_a_person_is_told_where_the_node_looked(daemon: FakeClient, masos: Out, explain: list[str]) -> None:
+    daemon.value = found(agent())
+    assert "source: the 9 records held here\n" in masos("find", "x", *explain)[1]
+    daemon.value = found(agent(), source="index+dht", index_complete=False, candidates=12, rpcs=31, rounds=4)
+    out = masos("find", "x", *explain)[1]
+    assert "source: 9 records held here and 12 that the DHT named in 31 requests, 4 rounds\n" in out
+    daemon.value = found(index_complete=False, note=f"no answer {HOSTILE}")
+    out = masos("find", "x", *explain)[1]
+    assert "source: the 9 records held here, which are not all there are\nnote: no answer" in out
+    assert "\nforged" not in out
 
 
 def test_json_is_what_the_node_said_and_jsonl_is_one_agent_a_line(daemon: FakeClient, masos: Out) -> None:
