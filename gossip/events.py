@@ -21,9 +21,10 @@ class Linked:
 
 @dataclass(frozen=True, slots=True)
 class Unlinked:
-    """A linked peer is gone."""
+    """A linked peer is gone. `in_order`: one side had links enough and let this one go; it says nothing of the peer."""
 
     peer: PeerID
+    in_order: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from gossip.config import GossipConfig
+from gossip.dialling import Dialling
 from gossip.events import Leaving, Linked, OwnRecord, Publish, RecordChanged, Unlinked
 from gossip.lives import Life, Lives, OwnKey
 from gossip.pings import SEE_PEERS, PingPeer, Pings
@@ -30,7 +31,6 @@ from protocol.machine import (
     ClockOffset,
     Command,
     Count,
-    Dial,
     DialFailed,
     Effect,
     Hangup,
@@ -49,11 +49,11 @@ from protocol.machine import (
     TimerKey,
 )
 from protocol.messages import Bye, Frame, Hello, Ping, Pong
-from protocol.peer import ADDRESSES_PER_PEER_MAX, Multiaddr, PeerID, PeerInfo, peer_text
+from protocol.peer import Multiaddr, PeerID, peer_text
 from protocol.transport import Lane
 
 MACHINE = "links"
-_DIAL_GUARD_US = 60_000_000
+ENOUGH, LEAVING = "enough", "leaving"  # codes of a Bye that blames nobody
 REASON_CHARS_MAX = 300  # of a Bye (protocol/messages.py)
 PEER_CHARS_MIN = 4  # of a peer's text form, to name it by its end
 
@@ -64,15 +64,6 @@ class _Link:
     exp_ms: int  # of the peer's certificate
     since_us: int
     heard_us: int
-
-
-@dataclass(slots=True)
-class _Known:
-    """A peer that may be dialled."""
-
-    addrs: tuple[str, ...]
-    backoff_us: int
-    configured: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +95,9 @@ class Links:
         self._genesis = genesis
         self._clock = clock
         self._config = config
-        self._rng = rng
         self._links: dict[PeerID, _Link] = {}
-        self._known: dict[PeerID, _Known] = {}
+        self._dialling = Dialling(me, config, rng, MACHINE)
         self._pings = Pings(MACHINE)
-        self._stopping = False
         self._lives = Lives(config.known_peers_max)
         self._own_key = OwnKey()
         self.denied: frozenset[bytes] = frozenset()
@@ -131,16 +120,11 @@ class Links:
 
     def known(self) -> dict[PeerID, tuple[str, ...]]:
         """Every peer that may be dialled, with its addresses."""
-        return {peer: self._known[peer].addrs for peer in sorted(self._known)}
+        return self._dialling.known()
 
     def add_bootstrap(self, addrs: tuple[str, ...]) -> None:
         """Addresses from local configuration; each ends in /p2p/<peer id>. Before Boot."""
-        for text in addrs:
-            addr = Multiaddr.parse(text)
-            if addr.peer is not None and addr.peer != self._me:
-                old = self._known.get(addr.peer)
-                merged = tuple(dict.fromkeys((*(old.addrs if old else ()), text)))
-                self._known[addr.peer] = _Known(merged[:ADDRESSES_PER_PEER_MAX], 0, configured=True)
+        self._dialling.add_bootstrap(addrs)
 
     def handle(self, event: object, now_us: int) -> list[Effect]:
         """Events of links, records and time; everything else is nothing to this machine."""
@@ -166,30 +150,36 @@ class Links:
             case OwnRecord(record, newer):
                 return self._on_own_record(record, newer, now_us)
             case RecordChanged(record, live) if isinstance(record.value, PeerValue):
-                peer = PeerID(record.publisher)
-                return self._on_peer_record(peer, record.value, now_us) if live else self._on_peer_gone(peer)
-            case TimerFired(TimerKey(_, "ping")):
-                return self._on_ping_timer(now_us)
-            case TimerFired(TimerKey(_, "dial", peer)) if isinstance(peer, bytes):
-                return self._dial(PeerID(peer), now_us)
-            case Command() | SendDropped(_, "Ping", _) | TimerFired(TimerKey(_, "pong")):
+                return self._on_peer_record(PeerID(record.publisher), record.value, now_us, live=live)
+            case TimerFired(key) if key.machine == MACHINE:
+                return self._on_timer(event, now_us)
+            case Command() | SendDropped(_, "Ping", _):
                 return self._on_ping_asked(event, now_us)
             case Stopping():
-                self._stopping = True
+                self._dialling.stopping = True
                 return []
             case Leaving():
-                return [Send(peer, Lane.CONTROL, Bye("leaving", "node stops")) for peer in self.linked]
+                return [Send(peer, Lane.CONTROL, Bye(LEAVING, "node stops")) for peer in self.linked]
             case _:
                 return []
+
+    def _on_timer(self, event: TimerFired, now_us: int) -> list[Effect]:
+        match event.key:
+            case TimerKey(_, "ping"):
+                return self._on_ping_timer(now_us)
+            case TimerKey(_, "dial", peer) if isinstance(peer, bytes):
+                return self._dialling.on_timer(PeerID(peer), now_us)
+            case TimerKey(_, "topology"):
+                return self._on_topology_timer(now_us)
+            case _:
+                return self._on_ping_asked(event, now_us)
 
     # ---- links
 
     def _on_boot(self, now_us: int) -> list[Effect]:
         self._own_key.begin(self._clock.now_ms(now_us))
         effects: list[Effect] = [SetTimer(TimerKey(MACHINE, "ping"), now_us + self._config.ping_every_us)]
-        for peer in sorted(self._known):
-            effects += self._dial(peer, now_us)
-        return effects
+        return effects + self._dialling.start(now_us)
 
     def _on_peer_up(self, peer: PeerID, hello: Hello, now_us: int) -> list[Effect]:
         admission = self._admitted(peer, hello, now_us)
@@ -197,6 +187,7 @@ class Links:
             return self._bye(peer, *admission, now_us)
         self._clock.sample(peer, hello.wall_ms, now_us)
         self._links[peer] = _Link(hello, admission.exp_ms, now_us, now_us)
+        self._dialling.on_up(peer, now_us)
         other = self._lives.heard(peer, hello, now_us)
         told = self._tell_clash(peer, (hello.inst, hello.listen_addrs), other, now_us) if other is not None else []
         return [Local(Linked(peer, hello)), Notify("peers", ("up", peer)), *told]
@@ -250,20 +241,32 @@ class Links:
         return [Hangup(peer, reason), Count(f"refused_{code}")]
 
     def _on_peer_down(self, peer: PeerID, now_us: int) -> list[Effect]:
-        effects: list[Effect] = []
-        link, known = self._links.pop(peer, None), self._known.get(peer)
-        if link is not None:
-            if known is not None and now_us - link.since_us > self._config.silent_after_us:
-                known.backoff_us = 0  # it lasted; a peer that links and refuses at once is dialled ever less often
-            self._clock.forget(peer)
-            effects += [Local(Unlinked(peer)), Notify("peers", ("down", peer)), *self._pings.on_down(peer)]
-        return effects + self._schedule_dial(peer, now_us)
+        link = self._links.pop(peer, None)
+        redial, in_order = self._dialling.on_down(peer, now_us)
+        if link is None:
+            return redial
+        self._clock.forget(peer)
+        return [
+            Local(Unlinked(peer, in_order)), Notify("peers", ("down", peer)), *self._pings.on_down(peer), *redial
+        ]  # fmt: skip
+
+    def _let_go(self, peer: PeerID) -> list[Effect]:
+        """End a link that is one too many; the peer is told, so that it neither worries nor calls back at once."""
+        self._dialling.let_go(peer)
+        said = Send(peer, Lane.CONTROL, Bye(ENOUGH, "this link is not needed any more"))
+        return [said, Hangup(peer, ENOUGH), Count("links_let_go")]
+
+    def _on_topology_timer(self, now_us: int) -> list[Effect]:
+        effects, surplus = self._dialling.on_topology_timer(now_us)
+        return effects + [effect for peer in surplus for effect in self._let_go(peer)]
 
     def _on_frame(self, peer: PeerID, frame: Frame, now_us: int) -> list[Effect]:
         link = self._links.get(peer)
         if isinstance(frame, Bye):
             wall = self._clock.wall_ms(now_us)
-            if frame.code != "leaving":
+            if frame.code == ENOUGH:
+                self._dialling.let_go(peer)
+            elif frame.code != LEAVING:
                 self.refusals.append(Refusal(peer_text(peer), f"refused_by_peer_{frame.code}", frame.reason, wall))
             return [Hangup(peer, f"bye: {frame.code}")]
         if link is None:
@@ -290,9 +293,14 @@ class Links:
                 effects += self._bye(peer, "denied", "an admin denied this node", now_us)
             elif self._clock.now_ms(now_us) > link.exp_ms:
                 effects += self._bye(peer, "certificate", "certificate has run out, by swarm time", now_us)
-            else:
+            elif self._is_quiet(peer, link, now_us):
                 effects += self._pings.keep_alive(peer, self._clock.wall_ms(now_us), now_us)
         return effects
+
+    def _is_quiet(self, peer: PeerID, link: _Link, now_us: int) -> bool:
+        """Whether a link needs a ping: nothing came for a while, or its round trip was not measured for long."""
+        measured = self._pings.measured_since(peer, now_us - self._config.measure_every_us)
+        return now_us - link.heard_us >= self._config.ping_every_us or not measured
 
     # ---- round trips
 
@@ -326,7 +334,7 @@ class Links:
         """
         if len(name) >= PEER_CHARS_MIN and peer_text(self._me).endswith(name):
             raise UsageError("that is this node itself", hint=SEE_PEERS)
-        peers = sorted({**self._known, **self._links})
+        peers = sorted({**self.known(), **self._links})
         hits = [peer for peer in peers if peer_text(peer).endswith(name)]
         if len(name) < PEER_CHARS_MIN or not hits:
             raise NotFound(f"no peer {name[:64]!r} is known here", hint=SEE_PEERS)
@@ -336,18 +344,15 @@ class Links:
 
     # ---- dialling
 
-    def _on_peer_record(self, peer: PeerID, value: PeerValue, now_us: int) -> list[Effect]:
-        addrs = tuple(text for text in value.addrs if Multiaddr.parse(text).dialable)
-        old = self._known.get(peer)
+    def _on_peer_record(self, peer: PeerID, value: PeerValue, now_us: int, *, live: bool) -> list[Effect]:
+        if not live:
+            self._dialling.on_gone(peer)
+            return []
         if not self._is_member(peer, value, now_us):
             return [Count("peer_records_of_strangers")]
-        if peer == self._me or not addrs or (old is not None and old.addrs[: len(addrs)] == addrs):
-            return []
-        if old is None and len(self._known) >= self._config.known_peers_max:
-            return [Count("known_peers_full")]
-        merged = tuple(dict.fromkeys((*addrs, *(old.addrs if old and old.configured else ()))))
-        self._known[peer] = _Known(merged[:ADDRESSES_PER_PEER_MAX], 0, old is not None and old.configured)
-        return self._dial(peer, now_us)
+        addrs = tuple(text for text in value.addrs if Multiaddr.parse(text).dialable)
+        effects = self._dialling.on_addresses(peer, addrs, now_us)
+        return [Count("known_peers_full")] if effects is None else effects
 
     def _is_member(self, peer: PeerID, value: PeerValue, now_us: int) -> bool:
         """True iff the record carries a certificate that admits its publisher now: keys are free, admission is not."""
@@ -357,32 +362,8 @@ class Links:
             return False
         return admission.nbf_ms <= self._clock.now_ms(now_us) <= admission.exp_ms
 
-    def _on_peer_gone(self, peer: PeerID) -> list[Effect]:
-        """Its record ended: who is not linked and not configured is dialled no more."""
-        known = self._known.get(peer)
-        if known is not None and not known.configured and peer not in self._links:
-            del self._known[peer]
-        return []
-
-    def _dial(self, peer: PeerID, now_us: int) -> list[Effect]:
-        known = self._known.get(peer)
-        if known is None or peer in self._links or self._stopping:
-            return []
-        # PeerUp makes this timer void and DialFailed moves it; it covers a dial that is never answered.
-        guard = SetTimer(TimerKey(MACHINE, "dial", peer), now_us + _DIAL_GUARD_US)
-        return [Dial(PeerInfo(peer, known.addrs)), guard]
-
-    def _schedule_dial(self, peer: PeerID, now_us: int) -> list[Effect]:
-        known = self._known.get(peer)
-        if known is None or self._stopping:
-            return []
-        low, high = self._config.dial_backoff_min_us, self._config.dial_backoff_max_us
-        known.backoff_us = min(high, max(low, known.backoff_us * 2))
-        wait = known.backoff_us // 2 + self._rng.randrange(known.backoff_us // 2 + 1)
-        return [SetTimer(TimerKey(MACHINE, "dial", peer), now_us + wait)]
-
     def _on_dial_failed(self, peer: PeerID, reason: str, now_us: int) -> list[Effect]:
         if peer in self._links:
             return []
         self.refusals.append(Refusal(peer_text(peer), "unreachable", reason, self._clock.wall_ms(now_us)))
-        return self._schedule_dial(peer, now_us)
+        return self._dialling.on_failed(peer, now_us)

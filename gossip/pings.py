@@ -20,6 +20,7 @@ from protocol.transport import Lane
 PING_WAIT_US: Final = 5_000_000  # for the answer to a ping that somebody asked for
 PINGS_MAX: Final = 64  # of those on their way
 PONG: Final = "pong"  # what the timer of such a ping is called
+REQS: Final = 2**30  # request ids of other machines' pings begin there (gossip/membership/, dht/)
 SEE_PEERS: Final = "see `masos peers`"
 
 
@@ -48,15 +49,21 @@ class Pings:
         self._asked: dict[int, _Asked] = {}  # by the number of the ping
         self._kept: dict[PeerID, tuple[int, int]] = {}  # number and time of the last one that keeps a link alive
         self._rtt_us: dict[PeerID, int] = {}
+        self._pinged_us: dict[PeerID, int] = {}
 
     def rtt_us(self, peer: PeerID) -> int | None:
         """The last round trip to a linked peer; None before the first."""
         return self._rtt_us.get(peer)
 
+    def measured_since(self, peer: PeerID, since_us: int) -> bool:
+        """True if the link was pinged since then."""
+        return self._pinged_us.get(peer, since_us - 1) >= since_us
+
     def keep_alive(self, peer: PeerID, wall_ms: int, now_us: int) -> list[Effect]:
         """The ping that tells a silent peer from a quiet one."""
         req = self._next()
         self._kept[peer] = (req, now_us)
+        self._pinged_us[peer] = now_us
         return [Send(peer, Lane.CONTROL, Ping(req, wall_ms))]
 
     def ask(self, request_id: int, peer: PeerID, wall_ms: int, now_us: int) -> list[Effect]:
@@ -96,12 +103,13 @@ class Pings:
         """The link is gone, and so is what was measured on it."""
         self._kept.pop(peer, None)
         self._rtt_us.pop(peer, None)
+        self._pinged_us.pop(peer, None)
         error = PeerUnreachable("the link went down", hint=SEE_PEERS)
         waiting = [req for req, asked in self._asked.items() if asked.peer == peer]
         return [effect for req in waiting for effect in self._answer(req, error)]
 
     def _next(self) -> int:
-        self._req = (self._req + 1) % 2**32
+        self._req = (self._req + 1) % REQS
         return self._req
 
     def _timer(self, req: int) -> TimerKey:

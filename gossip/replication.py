@@ -4,7 +4,7 @@ The order that makes an acknowledgement true:
 
 1. An own op is signed, enters the in-memory log, and waits in `_unsaved`; `flush` (end of every step of the node)
    turns all of them into one `Persist`.
-2. Only when that is answered, `Durable` is told, and the ops are pushed to every linked peer.
+2. Only when that is answered, `Durable` is told, and the ops are broadcast to the swarm (gossip/mesh/).
 3. A peer that took them persists them, and only then sends a signed `Receipt` (ack level `w1`).
 
 After a stop that was not clean nothing is written to a stored space before a peer was asked for this node's own
@@ -19,7 +19,20 @@ from dataclasses import dataclass, replace
 
 from gossip.charges import Charges
 from gossip.context import Context
-from gossip.events import Acked, Durable, HeadUnsure, Linked, Missing, SpaceChanged, SpaceOpened, Unlinked
+from gossip.events import (
+    Acked,
+    Arrived,
+    Broadcast,
+    Durable,
+    HeadUnsure,
+    Judged,
+    Linked,
+    Missing,
+    SpaceChanged,
+    SpaceOpened,
+    Unlinked,
+    Verdict,
+)
 from gossip.own_head import OwnHeads
 from gossip.space_log import Added, LogRules, SpaceLog
 from gossip.space_table import SpaceTable
@@ -43,15 +56,17 @@ from protocol.machine import (
     TimerFired,
     TimerKey,
 )
-from protocol.messages import BATCH_BYTES_MAX, BATCH_OPS_MAX, IDS_MAX, OpBatch, Receipt, receipt_bytes
+from protocol.messages import BATCH_BYTES_MAX, BATCH_OPS_MAX, IDS_MAX, OpBatch, Receipt, message_id, receipt_bytes
 from protocol.op import Op, OpKind, Position, decode_wire_op, make_op
 from protocol.peer import PeerID
 from protocol.records import KIND_OF, SIGNED_BODIES, Join, Open, Record, body_bytes
 from protocol.spaces import swarm_space, task_space
 from protocol.store import OpRow, ReceiptRow
 from protocol.transport import Lane
+from protocol.versions import MESH
 
 MACHINE = "replication"
+TOPIC = "ops"  # of the mesh
 LEVEL_DISK = 1  # the level a receipt states: on the holder's disk
 
 
@@ -93,7 +108,7 @@ class Replication:
         self._joined: dict[bytes, tuple[bytes, ...]] = {}  # space -> certificate of the own last join there
         self._unsaved: list[Op] = []
         self._saving: dict[JobId, _Saving] = {}
-        self._linked: dict[PeerID, None] = {}
+        self._linked: dict[PeerID, bool] = {}  # True where the mesh brings it this node's ops
         self._untold: dict[bytes, None] = {}  # own ops that are not on disk: nobody may learn of them
         self._charges = Charges(ctx.config.pending_bytes_per_peer_max)
         self._denied: set[bytes] = set()
@@ -206,8 +221,8 @@ class Replication:
         match event:
             case Boot():
                 return self._on_boot(event, now_us)
-            case Linked(peer, _):
-                self._linked[peer] = None
+            case Linked(peer, hello):
+                self._linked[peer] = MESH in hello.features
                 return []
             case Unlinked(peer):
                 self._linked.pop(peer, None)
@@ -215,6 +230,8 @@ class Replication:
                 return []
             case Received(peer, OpBatch(ops)) if peer in self._linked:
                 return self.ingest(peer, ops, now_us)
+            case Arrived(peer, "ops", items) if peer in self._linked:
+                return self._on_arrived(peer, items, now_us)
             case Received(peer, Receipt() as receipt) if peer in self._linked:
                 return self._on_receipt(peer, receipt)
             case JobDone(job, _) if job in self._saving:
@@ -275,7 +292,19 @@ class Replication:
 
         The peer's own ops that are on disk here already get their receipt again: it asks because it lost the first.
         """
+        return self._ingest(source, wires, now_us)[0]
+
+    def _on_arrived(self, source: PeerID, wires: tuple[bytes, ...], now_us: int) -> list[Effect]:
+        """Ops that the mesh brought, each judged; those that wait for others are judged once they are accepted."""
+        effects, verdicts = self._ingest(source, wires, now_us)
+        return [*effects, Local(Judged(TOPIC, tuple(verdicts.items())))]
+
+    def _ingest(
+        self, source: PeerID, wires: tuple[bytes, ...], now_us: int
+    ) -> tuple[list[Effect], dict[bytes, Verdict]]:
+        """(effects, what each message is worth to others)."""
         effects: list[Effect] = []
+        verdicts: dict[bytes, Verdict] = {}
         accepted: list[Op] = []
         again: list[Op] = []
         for wire in wires:
@@ -284,11 +313,15 @@ class Replication:
                 log = self._table.log_for(op.space)
             except (DecodeError, Refused) as exc:
                 effects.append(Count(f"ops_refused_{exc.code}"))
+                verdicts[message_id(TOPIC, wire)] = "reject" if isinstance(exc, DecodeError) else "ignore"
                 continue
             if not self._may_wait(source, log, op, now_us):
                 effects.append(Count("ops_refused_waiting"))
+                verdicts[message_id(TOPIC, wire)] = "ignore"
                 continue
             added = log.add(op, swarm_ms=self._clock.now_ms(now_us))
+            if added.status in ("duplicate", "rejected"):
+                verdicts[message_id(TOPIC, wire)] = "ignore" if added.status == "duplicate" else "reject"
             if added.status == "duplicate" and op.author == source:
                 again.append(op)
             effects += [
@@ -302,7 +335,8 @@ class Replication:
                 effects.append(Local(Missing(source, op.space, added.missing)))
         if accepted:
             effects.append(self._persist(tuple(accepted), source))
-        return effects + self._receipts_again(source, again)
+            verdicts |= {message_id(TOPIC, op.wire()): "accept" for op in accepted}
+        return effects + self._receipts_again(source, again), verdicts
 
     def _receipts_again(self, source: PeerID, ops: list[Op]) -> list[Effect]:
         if not ops or source not in self._linked:
@@ -360,6 +394,7 @@ class Replication:
         effects = self._follow(log, log.due(self._clock.now_ms(now_us)), accepted)
         if accepted:
             effects.append(self._persist(tuple(accepted), None))
+            effects.append(Local(Judged(TOPIC, tuple((message_id(TOPIC, op.wire()), "accept") for op in accepted))))
         due_ms = log.next_due_ms()
         if due_ms is not None:
             wait_us = max(1, due_ms - self._clock.now_ms(now_us)) * 1000
@@ -403,7 +438,10 @@ class Replication:
             for space, ops in by_space.items():
                 ids = tuple(op.id for op in ops if op.author == self._me)
                 effects += [Local(Durable(space, ids))] if ids else []
-            return effects + [effect for peer in sorted(self._linked) for effect in push(peer, own)]
+            if own:
+                effects.append(Local(Broadcast(TOPIC, tuple(op.wire() for op in own))))
+            unmeshed = [peer for peer, meshed in sorted(self._linked.items()) if not meshed]
+            return effects + [effect for peer in unmeshed for effect in push(peer, own)]
         if saved.source not in self._linked:
             return []
         return self._receipts(saved.source, [op for op in saved.ops if op.author == saved.source])

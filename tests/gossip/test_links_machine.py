@@ -414,3 +414,27 @@ def test_a_peer_whose_record_ended_is_dialled_no_more_unless_configured() -> Non
     net.tell(record_of(PEER, MAPPED, live=False))
     net.tell(record_of(OTHER, MAPPED, live=False))
     assert list(net.links.known()) == [OTHER_ID]
+
+
+# ---- letting go
+
+
+def test_a_link_that_a_peer_lets_go_is_no_refusal_and_no_loss() -> None:
+    net = Net(bootstrap(PEER))
+    net.tell(Boot(1, 0, clean=True))
+    net.up()
+    assert of_kind(net.frame(Bye("enough", "this link is not needed any more")), Hangup)
+    effects = net.tell(PeerDown(PEER_ID, "bye"), seconds(1))
+    assert Local(Unlinked(PEER_ID, in_order=True)) in effects
+    assert not of_kind(effects, Dial)
+    assert not net.links.refusals
+
+
+def test_a_surplus_link_is_ended_with_a_word_and_reported_as_let_go() -> None:
+    net = Net(config=GossipConfig(links_full_max=0, links_min=0, links_max=0))
+    net.tell(Boot(1, 0, clean=True))
+    net.up()
+    effects = net.tell(TimerFired(TimerKey(MACHINE, "topology")), seconds(60))
+    assert [bye.code for bye in byes(effects)] == ["enough"]
+    assert of_kind(effects, Hangup)
+    assert Local(Unlinked(PEER_ID, in_order=True)) in net.tell(PeerDown(PEER_ID, "enough"))
