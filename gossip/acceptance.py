@@ -15,7 +15,8 @@ The rules, in the order in which they are tried:
   rights   open, cancel, settle, deny and a signed redact carry a valid signature of who may say so: the user whose
            space it is, or an admin
   quota    a token bucket and a byte count along the author's own chain, by HLC. The rate is that of the open with
-           the smallest body hash in the op's past, else the default
+           the smallest body hash in the op's past, else the default; never more than the certificate in force grants,
+           which is what bounds an author where nobody opened a task, and whose user signs generous opens
 
 Bodies that fit no model are kept without effect: a later version may know better. `rehold` is such a kind as yet.
 """
@@ -26,6 +27,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, assert_never
 
+from protocol.certificate import granted_quota, tighter
 from protocol.clock import HLC_PER_MS, hlc_from_ms
 from protocol.codec import Value
 from protocol.errors import DecodeError
@@ -98,14 +100,16 @@ class Branch:
 class Entry:
     """An accepted op with what its past says, as far as rules ask.
 
-    `tokens` and `size` are the state of the author's bucket after it; `opens` the body hashes of the opens in its
-    past, itself included; `stops` says that a cancel or settle lies there, itself included; `signed` that its body
-    is signed by a user or an admin, which no burn takes away; `index` is the place in the order of acceptance.
+    `window` and `granted` are what the certificate in force says; `tokens` and `size` the state of the author's
+    bucket after it; `opens` the body hashes of the opens in its past, itself included; `stops` says that a cancel or
+    settle lies there, itself included; `signed` that its body is signed by a user or an admin, which no burn takes
+    away; `index` is the place in the order of acceptance.
     """
 
     op: Op
     record: Record | None
     window: Window
+    granted: Quota | None
     tokens: int
     size: int
     opens: frozenset[bytes]
@@ -113,6 +117,14 @@ class Entry:
     signed: bool
     branch: Branch
     index: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Grant:
+    """What the certificate in force allows its author."""
+
+    window: Window
+    quota: Quota | None
 
 
 @dataclass(slots=True)
@@ -141,21 +153,21 @@ class Acceptance:
             return f"body: {exc.message}"
         prev = None if op.prev is None else self._entries[op.prev]
         opens = self._opens_before(op)
-        window = self._window(op, reading.record, prev)
-        if window is None:
+        grant = self._grant(op, reading.record, prev)
+        if grant is None:
             return "no certificate admits the author"
         refusal = (
             self._breaks_chain(op, prev)
-            or self._breaks_time(op, window)
+            or self._breaks_time(op, grant.window)
             or self._breaks_edges(op, reading.fields)
             or self._breaks_rights(op, reading, opens)
         )
         if refusal is not None:
             return refusal
-        bucket = self._bucket(op, prev, opens)
+        bucket = self._bucket(op, prev, self._quota(opens, grant.quota))
         if bucket is None:
             return "over the quota of its author"
-        return self._entry(op, reading.record, window, bucket, opens)
+        return self._entry(op, reading.record, grant, bucket, opens)
 
     def _read(self, op: Op) -> _Reading:
         if op.body is None:
@@ -163,7 +175,7 @@ class Acceptance:
         return _Reading(body_map(op.body), parse_body(op.kind, op.body))
 
     def _entry(
-        self, op: Op, record: Record | None, window: Window, bucket: tuple[int, int], opens: frozenset[bytes]
+        self, op: Op, record: Record | None, grant: _Grant, bucket: tuple[int, int], opens: frozenset[bytes]
     ) -> Entry:
         if isinstance(record, Open):
             self.opens.setdefault(op.body_hash, record)
@@ -172,7 +184,8 @@ class Acceptance:
         return Entry(
             op=op,
             record=record,
-            window=window,
+            window=grant.window,
+            granted=grant.quota,
             tokens=bucket[0],
             size=bucket[1],
             opens=opens,
@@ -209,10 +222,11 @@ class Acceptance:
             return "stamped outside its author's certificate"
         return None
 
-    def _window(self, op: Op, record: Record | None, prev: Entry | None) -> Window | None:
+    def _grant(self, op: Op, record: Record | None, prev: Entry | None) -> _Grant | None:
         if isinstance(record, Join):
-            return self._rules.check_join(op.author, record.cert)
-        return None if prev is None else prev.window
+            window = self._rules.check_join(op.author, record.cert)
+            return None if window is None else _Grant(window, granted_quota(record.cert))
+        return None if prev is None else _Grant(prev.window, prev.granted)
 
     # ---- edges and rights
 
@@ -270,17 +284,19 @@ class Acceptance:
 
     # ---- quota
 
-    def _bucket(self, op: Op, prev: Entry | None, opens: frozenset[bytes]) -> tuple[int, int] | None:
+    def _quota(self, opens: frozenset[bytes], granted: Quota | None) -> Quota:
+        asked = self.opens[min(opens)].quota if opens else self._rules.default_quota
+        return tighter(asked, granted)
+
+    def _bucket(self, op: Op, prev: Entry | None, quota: Quota) -> tuple[int, int] | None:
         """(tokens, bytes) after the op; None when it does not fit."""
-        quota = self.opens[min(opens)].quota if opens else self._rules.default_quota
         tokens = _refilled(quota, prev, op.hlc) - _TOKEN
         size = (prev.size if prev else 0) + len(op.header) + SIGNATURE_BYTES + len(op.body or b"")
         return None if tokens < 0 or size > quota.bytes_max else (tokens, size)
 
     def allowance(self, prev: Entry | None, hlc: int) -> int:
         """How many ops the quota lets an author write at a stamp, after `prev` and before any refill."""
-        opens = prev.opens if prev else _NO_OPENS
-        quota = self.opens[min(opens)].quota if opens else self._rules.default_quota
+        quota = self._quota(prev.opens if prev else _NO_OPENS, prev.granted if prev else None)
         return _refilled(quota, prev, hlc) // _TOKEN
 
 

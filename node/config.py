@@ -32,7 +32,9 @@ from kernel.config import KernelConfig, TaskDefaults
 from kernel.discovery import DataPolicy
 from node.core import CoreConfig
 from node.locality import stays_here
+from node.open_swarm import bounds
 from node.profile import Profile
+from protocol.admission import Mode
 from protocol.capability import DESCRIPTION_CHARS_MAX, LABELS_MAX, TAXONOMY_CHARS_MAX
 from protocol.codec import clean_text
 from protocol.errors import ConfigError
@@ -163,6 +165,19 @@ class TimingSection(_Section):
     ack_wait_s: Seconds = Field(default=_KERNEL.ack_wait_us / 1e6, description="for the acknowledgement of a submit")
 
 
+class SwarmSection(_Section):
+    """The test swarm that `masos swarm join --test` enters; there is none unless you name it."""
+
+    test_ticket: str | None = Field(
+        default=None, description="its ticket, which is public", examples=["masos1-what-its-host-published"]
+    )
+    test_ticket_file: str | None = Field(
+        default=None,
+        description="or the file that holds it; a relative path begins at this folder",
+        examples=["test-swarm.ticket"],
+    )
+
+
 class Config(_Section):
     """All settings of a node."""
 
@@ -172,9 +187,10 @@ class Config(_Section):
     offer: OfferSection = OfferSection()
     task: TaskSection = TaskSection()
     timing: TimingSection = TimingSection()
+    swarm: SwarmSection = SwarmSection()
 
-    def core(self) -> CoreConfig:
-        """The part that the machines take, in their integers."""
+    def core(self, mode: Mode = "private") -> CoreConfig:
+        """The part that the machines take, in their integers, within the bounds of the swarm's mode."""
         timing, task = self.timing, self.task
         gossip = GossipConfig(
             ping_every_us=_us(timing.ping_every_s),
@@ -196,7 +212,7 @@ class Config(_Section):
             ack_wait_us=_us(timing.ack_wait_s),
             defaults=defaults,
         )
-        return CoreConfig(gossip, kernel)
+        return bounds(CoreConfig(gossip=gossip, kernel=kernel), mode)
 
     def capability(self) -> Offer:
         """What the capability record says beside what the engine says of itself."""

@@ -1,9 +1,9 @@
-"""Making, entering and opening a swarm, on one profile's disk; no network and no daemon takes part.
+"""Making, entering and opening a swarm, and shutting a node out of it, on one profile's disk; no daemon takes part.
 
     <profile>/swarm/swarm.bin    genesis, swarm key, own certificate chain, bootstrap addresses    0600
 
 A profile is in one swarm for good (protocol.md §3): its log, its certificates and its user's tasks belong there.
-All three verbs that write hold the profile's lock, so that a running daemon never finds another swarm under itself.
+All verbs that write hold the profile's lock, so that a running daemon never finds another swarm under itself.
 
 Certificates and invites start `BACKDATE_MS` in the past: an op counts only after its author's certificate began by
 swarm time, and the clock that issued it may be ahead of the others by minutes (complaint 14 of conventions.md).
@@ -13,26 +13,38 @@ Wall time, randomness and addresses are handed in.
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from node.keystore import Keystore
 from node.profile import Profile, write_private
+from node.store import SqliteStore
 from protocol.admission import (
     ADMIT,
     CERT_LIFE_MS_MAX,
+    DAY_MS,
     INVITE_LIFE_MS_MAX,
     MEMBER,
+    OPEN_QUOTA,
     Genesis,
+    Mode,
     SwarmSecrets,
     Ticket,
     check_chain,
     issue,
     make_invite,
 )
+from protocol.certificate import granted_quota
+from protocol.clock import hlc_from_ms
 from protocol.errors import ConfigError, DecodeError
+from protocol.identity import SIGNATURE_BYTES, KeyPair
+from protocol.op import Op, Position, make_op
 from protocol.peer import Multiaddr, peer_text
+from protocol.records import KIND_OF, Deny, Join, Quota, body_bytes, sign_body
+from protocol.spaces import swarm_space
+from protocol.store import OpRow
 
 BACKDATE_MS: Final = 15 * 60_000
 BOOTSTRAP_MAX: Final = 16
@@ -83,8 +95,10 @@ def load_secrets(profile: Profile) -> SwarmSecrets:
         ) from exc
 
 
-def create(profile: Profile, name: str, psk: bytes, now_ms: int) -> Genesis:
+def create(profile: Profile, name: str, psk: bytes, now_ms: int, mode: Mode = "private") -> Genesis:
     """Found a swarm: this profile's user is its admin, this node its first member and may admit others.
+
+    In an open swarm who joins by a ticket gets the tight quota, an admin's own node that of a task (protocol.md §5).
 
     Raises:
         ConfigError: no keys, a swarm already, a daemon is running, or an impossible name.
@@ -93,9 +107,8 @@ def create(profile: Profile, name: str, psk: bytes, now_ms: int) -> Genesis:
         raise ConfigError(f"a swarm's name has 1 to {NAME_CHARS_MAX} characters", hint="choose another name")
     keys = Keystore(profile)
     node, user = keys.node(), keys.user()
-    genesis = Genesis(name=name.strip(), creator=user.public, admins=(user.public,), created_ms=now_ms)
-    start = now_ms - BACKDATE_MS
-    cert = issue(user, genesis.swarm_id, node.public, (MEMBER, ADMIT), (start, start + CERT_LIFE_MS_MAX))
+    genesis = Genesis(name=name.strip(), creator=user.public, admins=(user.public,), mode=mode, created_ms=now_ms)
+    cert = _own_certificate(user, genesis, node.public, now_ms)
     with profile.lock():
         _write(profile, SwarmSecrets(genesis=genesis.wire(user), psk=psk, chain=(cert,)))
     return genesis
@@ -129,6 +142,7 @@ def inspect(text: str, now_ms: int) -> dict[str, object]:
     """
     ticket = Ticket.parse(text)
     genesis, cert = ticket.genesis, ticket.invite
+    quota = granted_quota((ticket.invite_cert,))
     return {
         "swarm": genesis.name,
         "swarm_id": genesis.swarm_id.hex(),
@@ -144,6 +158,7 @@ def inspect(text: str, now_ms: int) -> dict[str, object]:
         "valid_until_ms": cert.exp_ms,
         "valid_now": cert.nbf_ms <= now_ms <= cert.exp_ms,
         "grants": [MEMBER],
+        "quota": None if quota is None else quota.model_dump(),
         "membership_days": CERT_LIFE_MS_MAX // 86_400_000,
     }
 
@@ -166,10 +181,17 @@ def renew_own(profile: Profile, now_ms: int) -> bool:
     due_ms = admission.nbf_ms + (admission.exp_ms - admission.nbf_ms) * 2 // 3
     if user.public not in genesis.admins or now_ms < due_ms:
         return False
-    start = now_ms - BACKDATE_MS
-    cert = issue(user, genesis.swarm_id, node.public, (MEMBER, ADMIT), (start, start + CERT_LIFE_MS_MAX))
+    cert = _own_certificate(user, genesis, node.public, now_ms)
     _write(profile, secrets.model_copy(update={"chain": (cert,)}), replace=True)
     return True
+
+
+def _own_certificate(user: KeyPair, genesis: Genesis, node_pk: bytes, now_ms: int) -> bytes:
+    """An admin certifies a node of his own."""
+    start = now_ms - BACKDATE_MS
+    window = (start, start + CERT_LIFE_MS_MAX)
+    quota = Quota() if genesis.mode == "open" else None
+    return issue(user, genesis.swarm_id, node_pk, (MEMBER, ADMIT), window, quota=quota)
 
 
 def join(profile: Profile, text: str, now_ms: int) -> Genesis:
@@ -193,6 +215,36 @@ def join(profile: Profile, text: str, now_ms: int) -> Genesis:
         again = secrets_file(profile).exists() and load_secrets(profile).genesis == entered.genesis
         _write(profile, entered, replace=again)
     return genesis
+
+
+def deny(profile: Profile, peer: bytes, seed: bytes, now_ms: int) -> None:
+    """Shut a node out for good: every member that hears of it refuses its links. The next `masos up` tells them.
+
+    An admin's word is an op in the swarm's own space. It is carried by an author made for it alone, from `seed`: the
+    own chain is not written before its head is certain (gossip/own_head.py), and what an admin signed counts whoever
+    relays it (protocol.md §5).
+
+    Raises:
+        ConfigError: no swarm, a daemon is running, no admin, or a node that must not be shut out: the own one.
+        StoreError: the database could not take it.
+    """
+    keys, secrets = Keystore(profile), load_secrets(profile)
+    user, genesis = keys.user(), Genesis.from_wire(secrets.genesis)
+    if user.public not in genesis.admins:
+        raise ConfigError("this profile's user is no admin of the swarm", hint="ask the swarm's creator to deny it")
+    if peer == keys.node().public:
+        raise ConfigError("this is the profile's own node", hint="to leave a swarm, stop the node")
+    space, courier = swarm_space(genesis.swarm_id), KeyPair(seed)
+    start = now_ms - BACKDATE_MS
+    cert = issue(user, genesis.swarm_id, courier.public, (MEMBER,), (start, now_ms + DAY_MS), quota=OPEN_QUOTA)
+    word = sign_body(user, space, Deny(author=peer, keep=0, by=user.public, sig=bytes(SIGNATURE_BYTES)))
+    ops: list[Op] = []
+    records: tuple[Join | Deny, ...] = (Join(cert=(cert,)), word)
+    for seq, record in enumerate(records):
+        at = Position(space, 1, seq, ops[-1].id if ops else None, (), hlc_from_ms(now_ms) + seq)
+        ops.append(make_op(courier, KIND_OF[type(record)], at, body_bytes(record)))
+    with profile.lock(), closing(SqliteStore(profile.database)) as store:
+        store.apply(tuple(OpRow(op, sync=True) for op in ops))
 
 
 def own_addresses(addrs: tuple[str, ...], node_pk: bytes) -> tuple[str, ...]:

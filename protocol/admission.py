@@ -4,6 +4,8 @@
 - A **certificate** admits a node key. It is issued by an admin key, or by a key that an admin certified with
   the role `invite` or `admit` (chain ≤ 2). A child must have been issued while its issuer was valid; it may
   outlive an invite, whose own life is at most seven days.
+- In an **open** swarm, where whoever holds the public ticket certifies himself, a chain without a quota
+  (`protocol.certificate`) admits nobody.
 - A **ticket** carries all that joining needs: the swarm's pre-shared key, the genesis, bootstrap addresses and
   an invite key with its certificate, so that no particular node has to be online.
 
@@ -19,24 +21,53 @@ from typing import Annotated, Final, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from protocol.certificate import (
+    ADMIT,
+    CERT_BYTES_MAX,
+    CERT_LIFE_MS_MAX,
+    DAY_MS,
+    INVITE,
+    INVITE_LIFE_MS_MAX,
+    MEMBER,
+    OPEN_QUOTA,
+    Certificate,
+    issue,
+)
 from protocol.codec import decode, encode
 from protocol.errors import ConfigError, DecodeError
 from protocol.identity import KeyPair, digest, verify
 from protocol.peer import Multiaddr
-from protocol.records import Id, Millis, Name
+from protocol.records import Id, Millis, Name, Quota
 from protocol.versions import DERIVE_VERSIONS
 
-DAY_MS: Final = 86_400_000
-CERT_LIFE_MS_MAX: Final = 90 * DAY_MS
-INVITE_LIFE_MS_MAX: Final = 7 * DAY_MS
-CERT_BYTES_MAX: Final = 1024
+__all__ = [
+    "ADMIT",
+    "CERT_BYTES_MAX",
+    "CERT_LIFE_MS_MAX",
+    "DAY_MS",
+    "INVITE",
+    "INVITE_LIFE_MS_MAX",
+    "MEMBER",
+    "OPEN_QUOTA",
+    "TICKET_BYTES_MAX",
+    "TICKET_PREFIX",
+    "Admission",
+    "Certificate",
+    "EncoderSpec",
+    "Genesis",
+    "Mode",
+    "SwarmSecrets",
+    "Ticket",
+    "check_chain",
+    "issue",
+    "make_invite",
+]
+
 GENESIS_BYTES_MAX: Final = 4096
 TICKET_BYTES_MAX: Final = 16 * 1024
 TICKET_PREFIX: Final = "masos1-"
-MEMBER: Final = "member"
-ADMIT: Final = "admit"
-INVITE: Final = "invite"
 CHAIN_MAX: Final = 2
+Mode = Literal["private", "open"]
 
 _CONFIG: Final = ConfigDict(strict=True, extra="ignore", frozen=True)
 M = TypeVar("M", bound=BaseModel)
@@ -62,7 +93,7 @@ class Genesis(BaseModel):
     name: Annotated[str, Field(min_length=1, max_length=64)]
     creator: Id
     admins: Annotated[tuple[Id, ...], Field(min_length=1, max_length=16)]
-    mode: Literal["private", "open"] = "private"
+    mode: Mode = "private"
     encoder: EncoderSpec = EncoderSpec()
     created_ms: Millis
     derive_ver: Annotated[int, Field(ge=1)] = DERIVE_VERSIONS[-1]
@@ -106,68 +137,6 @@ def _validated(cls: type[M], value: object) -> M:
 
 
 @dataclass(frozen=True, slots=True)
-class Certificate:
-    """`subject` may act in the swarm with these roles from `nbf_ms` to `exp_ms`; `uses` bounds an invite."""
-
-    swarm_id: bytes
-    subject: bytes
-    roles: tuple[str, ...]
-    uses: int | None
-    nbf_ms: int
-    exp_ms: int
-    issuer: bytes
-    sig: bytes
-
-    @classmethod
-    def from_wire(cls, data: bytes) -> Self:
-        """Shape-checked, signature verified.
-
-        Raises:
-            DecodeError: anything else.
-        """
-        match decode(data, bytes_max=CERT_BYTES_MAX):
-            case (
-                bytes(swarm), bytes(subject), tuple(roles), (int() | None) as uses,
-                int(nbf), int(exp), bytes(issuer), bytes(sig),
-            ) if all(isinstance(role, str) for role in roles) and len(roles) <= 8:  # fmt: skip
-                names = tuple(str(role) for role in roles)
-                cert = cls(swarm, subject, names, uses, nbf, exp, issuer, sig)
-            case _:
-                raise DecodeError("not a certificate")
-        if not verify(issuer, "cert", cert.signed_part(), sig):
-            raise DecodeError("certificate is not signed by its issuer")
-        return cert
-
-    def signed_part(self) -> bytes:
-        """What the issuer signs, under the purpose `cert`."""
-        return encode(
-            (
-                self.swarm_id,
-                self.subject,
-                self.roles,
-                self.uses,
-                self.nbf_ms,
-                self.exp_ms,
-                self.issuer,
-            )
-        )
-
-
-def issue(
-    issuer: KeyPair,
-    swarm_id: bytes,
-    subject: bytes,
-    roles: tuple[str, ...],
-    window_ms: tuple[int, int],
-    uses: int | None = None,
-) -> bytes:
-    """A signed certificate in wire form."""
-    draft = Certificate(swarm_id, subject, roles, uses, *window_ms, issuer.public, b"")
-    body = (swarm_id, subject, roles, uses, *window_ms, issuer.public)
-    return encode((*body, issuer.sign("cert", draft.signed_part())))
-
-
-@dataclass(frozen=True, slots=True)
 class Admission:
     """What a valid chain grants: roles and a window in swarm milliseconds."""
 
@@ -199,6 +168,8 @@ def check_chain(genesis: Genesis, chain: tuple[bytes, ...], subject: bytes) -> A
         raise DecodeError("certificate does not admit this node")
     if any(not 0 < cert.exp_ms - cert.nbf_ms <= _life_max(cert) for cert in certs):
         raise DecodeError("certificate lives too long")
+    if genesis.mode == "open" and all(cert.quota is None for cert in certs):
+        raise DecodeError("an open swarm admits nobody without a quota")
     return Admission(last.roles, last.nbf_ms, last.exp_ms)
 
 
@@ -333,8 +304,11 @@ def make_invite(
     seed: bytes,
     window_ms: tuple[int, int],
     uses: int | None = None,
+    quota: Quota | None = None,
 ) -> Ticket:
     """A ticket signed by an admin; `seed` is fresh randomness for the invite key.
+
+    `quota` bounds whoever joins with it; in an open swarm it is OPEN_QUOTA where none is given.
 
     Raises:
         ConfigError: not an admin, or a life over seven days.
@@ -344,5 +318,6 @@ def make_invite(
         raise ConfigError("this profile's user is no admin of the swarm", hint="ask the swarm's creator to invite")
     if not 0 < window_ms[1] - window_ms[0] <= INVITE_LIFE_MS_MAX:
         raise ConfigError("an invite lives at most seven days", hint="choose a shorter life")
-    cert = issue(admin, genesis.swarm_id, KeyPair(seed).public, (INVITE,), window_ms, uses)
+    granted = OPEN_QUOTA if quota is None and genesis.mode == "open" else quota
+    cert = issue(admin, genesis.swarm_id, KeyPair(seed).public, (INVITE,), window_ms, uses=uses, quota=granted)
     return Ticket(secrets.psk, secrets.genesis, secrets.bootstrap, seed, cert)

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import stat
+from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gossip.config import GossipConfig
+from gossip.context import Context
+from gossip.replication import Replication
 from node import swarm
 from node.keystore import Keystore
 from node.node import load_member
 from node.profile import Profile
-from protocol.admission import ADMIT, CERT_LIFE_MS_MAX, DAY_MS, Ticket, check_chain
+from node.store import SqliteStore
+from protocol.admission import ADMIT, CERT_LIFE_MS_MAX, DAY_MS, OPEN_QUOTA, Ticket, check_chain
+from protocol.certificate import granted_quota
+from protocol.clock import SwarmClock
 from protocol.errors import ConfigError
+from protocol.machine import Boot, JobIds
 from protocol.peer import peer_text
+from protocol.records import Quota
+from protocol.spaces import swarm_space
+from protocol.store import OpRow
+from tests.gossip_world import MemoryStore, verify
 
 NOW = 1_800_000_000_000
 PSK = bytes(range(32))
@@ -197,3 +210,93 @@ def test_a_member_renews_by_joining_its_swarm_again_and_no_other(founder: Profil
     after = load_member(guest, later)[0]
     assert after.genesis == before.genesis
     assert after.chain != before.chain
+
+
+# ---- open swarms
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Profile:
+    profile = make_profile(tmp_path / "host", 31)
+    swarm.create(profile, "commons", PSK, NOW, "open")
+    return profile
+
+
+def test_a_swarm_is_private_unless_it_is_founded_as_open(founder: Profile, host: Profile) -> None:
+    assert load_member(founder, NOW)[0].genesis.mode == "private"
+    assert load_member(host, NOW)[0].genesis.mode == "open"
+    assert swarm.inspect(_ticket(founder), NOW)["mode"] == "private"
+    assert swarm.inspect(_ticket(host), NOW)["mode"] == "open"
+
+
+def test_a_member_of_an_open_swarm_has_the_tight_quota_and_its_host_that_of_a_task(
+    founder: Profile, host: Profile, guest: Profile
+) -> None:
+    seen = swarm.inspect(_ticket(host), NOW)
+    assert seen["quota"] == OPEN_QUOTA.model_dump() == {"ops_per_s": 2, "burst": 256, "bytes_max": 8_000_000}
+    swarm.join(guest, _ticket(host), NOW)
+    assert granted_quota(load_member(guest, NOW)[0].chain) == OPEN_QUOTA
+    assert granted_quota(load_member(host, NOW)[0].chain) == Quota()
+    assert granted_quota(load_member(founder, NOW)[0].chain) is None
+    assert swarm.inspect(_ticket(founder), NOW)["quota"] is None
+
+
+def test_the_host_of_an_open_swarm_can_renew_itself(host: Profile) -> None:
+    """An open swarm admits nobody without a quota, its founder included."""
+    assert swarm.renew_own(host, NOW + CERT_LIFE_MS_MAX * 3 // 4)
+    assert granted_quota(load_member(host, NOW + CERT_LIFE_MS_MAX)[0].chain) == Quota()
+
+
+@pytest.mark.parametrize("mode", ["private", "open"])
+def test_a_new_swarm_has_a_key_and_no_public_bootstrap(tmp_path: Path, mode: Any) -> None:
+    """Complaint 24: nothing that was not named by its user is ever dialled."""
+    profile = make_profile(tmp_path / mode, 41)
+    swarm.create(profile, "fresh", PSK, NOW, mode)
+    secrets = swarm.load_secrets(profile)
+    assert secrets.psk == PSK
+    assert secrets.bootstrap == ()
+
+
+# ---- denying
+
+
+def reader(profile: Profile) -> Replication:
+    """What a node of the profile makes of its database at the next start."""
+    member, _ = load_member(profile, NOW)
+    store = MemoryStore()
+    with closing(SqliteStore(profile.database)) as disk:
+        store.apply(tuple(OpRow(op, sync=False) for space in disk.spaces() for op in disk.ops(space)))
+    ctx = Context(
+        member.node, member.genesis, member.chain, SwarmClock(NOW), GossipConfig(), JobIds(), store=store, verify=verify
+    )
+    replication = Replication(ctx)
+    replication.handle(Boot(1, NOW * 1000, clean=True), 0)
+    return replication
+
+
+@pytest.mark.parametrize("mode", ["private", "open"])
+def test_whom_an_admin_denies_is_refused_from_the_next_start_on(tmp_path: Path, mode: Any) -> None:
+    profile = make_profile(tmp_path / mode, 51)
+    swarm.create(profile, "strict", PSK, NOW, mode)
+    assert reader(profile).denied == frozenset()
+    peers = [bytes([number]) * 32 for number in (90, 91)]
+    for number, peer in enumerate(peers):
+        swarm.deny(profile, peer, bytes([60 + number]) * 32, NOW)
+    after = reader(profile)
+    assert after.denied == frozenset(peers)
+    member, _ = load_member(profile, NOW)
+    log = after.log(swarm_space(member.genesis.swarm_id))
+    assert log is not None
+    assert log.head(member.node.public) is None  # the node's own chain was not written behind its back
+
+
+def test_only_an_admin_denies_and_never_itself_nor_beside_a_daemon(founder: Profile, guest: Profile) -> None:
+    other = bytes([90]) * 32
+    swarm.join(guest, _ticket(founder), NOW)
+    with pytest.raises(ConfigError, match="no admin"):
+        swarm.deny(guest, other, bytes(32), NOW)
+    with pytest.raises(ConfigError, match="own node"):
+        swarm.deny(founder, Keystore(founder).node().public, bytes(32), NOW)
+    with founder.lock(), pytest.raises(ConfigError, match="in use"):
+        swarm.deny(founder, other, bytes(32), NOW)
+    assert not founder.database.exists()

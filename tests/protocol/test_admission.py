@@ -18,6 +18,7 @@ from protocol.admission import (
     INVITE,
     INVITE_LIFE_MS_MAX,
     MEMBER,
+    OPEN_QUOTA,
     TICKET_PREFIX,
     Certificate,
     Genesis,
@@ -27,10 +28,12 @@ from protocol.admission import (
     issue,
     make_invite,
 )
+from protocol.certificate import granted_quota, tighter
 from protocol.codec import decode, encode
 from protocol.errors import ConfigError, DecodeError
 from protocol.identity import KeyPair
 from protocol.peer import peer_text
+from protocol.records import Quota
 from tests.strategies import damaged, keypair, values
 
 NOW = 1_700_000_000_000
@@ -219,6 +222,87 @@ def test_arbitrary_bytes_as_a_chain_raise_nothing_but_decode_error(a: bytes, b: 
     for chain in ((a,), (a, b), (INVITE_CERT, b)):
         with pytest.raises(DecodeError):
             check_chain(GENESIS, chain, NODE.public)
+
+
+# ---- quotas
+
+OPEN = GENESIS.model_copy(update={"mode": "open"})
+TIGHT = Quota(ops_per_s=3, burst=9, bytes_max=1_000)
+quotas = st.builds(
+    Quota, ops_per_s=st.integers(1, 10_000), burst=st.integers(1, 100_000), bytes_max=st.integers(1, 2**40)
+)
+
+
+def bound(quota: Quota | None, issuer: KeyPair = ADMIN, subject: KeyPair = NODE, swarm: Genesis = GENESIS) -> bytes:
+    """A certificate that states a quota."""
+    roles, window = ((INVITE,), WEEK) if subject is INVITER else ((MEMBER,), QUARTER)
+    return issue(issuer, swarm.swarm_id, subject.public, roles, window, quota=quota)
+
+
+@given(st.data())
+def test_a_certificate_with_a_quota_comes_back_and_no_damage_passes(data: st.DataObject) -> None:
+    quota = data.draw(quotas)
+    wire = bound(quota)
+    assert Certificate.from_wire(wire).quota == quota
+    assert Certificate.from_wire(wire).wire() == wire
+    raw = data.draw(damaged(wire))
+    if raw != wire:
+        with pytest.raises(DecodeError):
+            Certificate.from_wire(raw)
+
+
+def test_a_certificate_without_a_quota_has_the_bytes_that_it_always_had() -> None:
+    fields = (GENESIS.swarm_id, NODE.public, (MEMBER,), None, *QUARTER, ADMIN.public)
+    assert cert() == encode((*fields, ADMIN.sign("cert", encode(fields))))
+    assert Certificate.from_wire(cert()).quota is None
+
+
+@pytest.mark.parametrize("stated", [(0, 1, 1), (1, 1, 0), (-1, 1, 1), (1, 1), (True, 1, 1), 7, None, ((1, 1, 1),) * 2])
+def test_a_signed_quota_that_cannot_be_is_refused(stated: Any) -> None:
+    terms = stated if isinstance(stated, tuple) and isinstance(stated[0], tuple) else (stated,)
+    fields = (GENESIS.swarm_id, NODE.public, (MEMBER,), None, *terms, *QUARTER, ADMIN.public)
+    with pytest.raises(DecodeError):
+        Certificate.from_wire(encode((*fields, ADMIN.sign("cert", encode(fields)))))
+
+
+@given(st.none() | quotas, st.none() | quotas)
+def test_nobody_passes_on_more_than_he_was_given(first: Quota | None, second: Quota | None) -> None:
+    chain = (bound(first, subject=INVITER), bound(second, issuer=INVITER))
+    check_chain(GENESIS, chain, NODE.public)
+    granted = granted_quota(chain)
+    stated = [quota for quota in (first, second) if quota is not None]
+    assert (granted is None) == (not stated)
+    for quota in stated:
+        assert granted is not None
+        assert granted == tighter(granted, quota)
+        for name in Quota.model_fields:
+            assert getattr(granted, name) == min(getattr(each, name) for each in stated)
+
+
+def test_an_open_swarm_admits_nobody_without_a_quota() -> None:
+    for chain in (
+        (bound(None, swarm=OPEN),),
+        (bound(None, subject=INVITER, swarm=OPEN), bound(None, INVITER, swarm=OPEN)),
+    ):
+        with pytest.raises(DecodeError, match="quota"):
+            check_chain(OPEN, chain, NODE.public)
+    check_chain(OPEN, (bound(TIGHT, swarm=OPEN),), NODE.public)
+    check_chain(OPEN, (bound(TIGHT, subject=INVITER, swarm=OPEN), bound(None, INVITER, swarm=OPEN)), NODE.public)
+
+
+def test_whoever_joins_an_open_swarm_by_a_ticket_is_bound_by_its_quota() -> None:
+    base = secrets().model_copy(update={"genesis": OPEN.wire(ADMIN)})
+    for asked, given_ in ((None, OPEN_QUOTA), (TIGHT, TIGHT)):
+        chain = make_invite(ADMIN, base, bytes(32), WEEK, quota=asked).admit(NODE.public, NOW)
+        check_chain(OPEN, chain, NODE.public)
+        assert granted_quota(chain) == given_
+    assert granted_quota(ticket().admit(NODE.public, NOW)) is None  # a private swarm knows its members
+
+
+@given(st.binary(max_size=100))
+def test_what_is_no_certificate_states_no_quota(noise: bytes) -> None:
+    assert granted_quota((noise, bound(TIGHT))) == TIGHT
+    assert granted_quota((noise,)) is None
 
 
 # ---- tickets
