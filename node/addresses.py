@@ -121,7 +121,9 @@ def _parse(text: str, use: str) -> Multiaddr:
         addr = Multiaddr.parse(text)
     except DecodeError as exc:
         raise ConfigError(f"{use} address: {exc.message}", hint="write it as /ip4/192.0.2.7/tcp/4001") from exc
-    return Multiaddr(addr.host, addr.port)
+    if addr.relay is not None:
+        raise ConfigError(f"{use} address goes through a relay: {text}", hint='set node.relay = "client" instead')
+    return addr.base
 
 
 def _expand(addr: Multiaddr) -> tuple[Multiaddr, ...]:

@@ -25,6 +25,7 @@ from typing import Annotated, Final, Literal, cast, get_origin
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from gossip.config import GossipConfig
+from gossip.reach import ReachConfig
 from kernel.agents.roles import ROSTER
 from kernel.agents.style import StyleName
 from kernel.commands import Offer
@@ -69,6 +70,12 @@ class NodeSection(_Section):
     listen: Addresses = Field(default=(DEFAULT_LISTEN,), description="multiaddrs to bind; port 0 takes a free one")
     announce: Addresses = Field(default=(), description="multiaddrs to tell others instead of the bound ones")
     self_test: bool = Field(default=True, description="at each start: does the network library keep what we rely on?")
+    relay: Literal["off", "client", "serve"] = Field(
+        default="off",
+        description="client: be reached through a relay if nobody reaches this node; serve: be one for others",
+    )
+    mdns: bool = Field(default=False, description="look for nodes of this swarm on the local network")
+    light: bool = Field(default=False, description="hold no index of the swarm's agents; find them through the DHT")
 
 
 class ControlSection(_Section):
@@ -199,6 +206,7 @@ class Config(_Section):
             dial_backoff_max_us=_us(timing.dial_backoff_max_s),
             sync_every_us=_us(timing.sync_every_s),
             own_head_wait_us=_us(timing.own_head_wait_s),
+            light_index=self.node.light,
         )
         defaults = TaskDefaults(
             deadline_ms=_us(task.deadline_s) // 1000,
@@ -212,7 +220,7 @@ class Config(_Section):
             ack_wait_us=_us(timing.ack_wait_s),
             defaults=defaults,
         )
-        return bounds(CoreConfig(gossip=gossip, kernel=kernel), mode)
+        return bounds(CoreConfig(gossip=gossip, kernel=kernel, reach=ReachConfig(relay=self.node.relay)), mode)
 
     def capability(self) -> Offer:
         """What the capability record says beside what the engine says of itself."""

@@ -9,18 +9,29 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
+from dht.config import DhtConfig
 from gossip.config import GossipConfig
 from gossip.context import Context
 from gossip.events import Publish, SpaceChanged
 from gossip.links import Links
-from gossip.record_map import RecordMap
+from gossip.membership.behaviour import Membership as Members
+from gossip.membership.config import MemberConfig
+from gossip.membership.statement import TOPIC as MEMBERS
+from gossip.mesh.behaviour import Mesh
+from gossip.mesh.config import MeshConfig
+from gossip.reach import RELAY_ROLE, ReachabilityChanged, ReachConfig
+from gossip.reachability import Reachability
+from gossip.record_map import TOPIC as RECORDS, RecordMap
 from gossip.repair import Repair
-from gossip.replication import Replication
+from gossip.replication import TOPIC as OPS, Replication
 from kernel.behaviour import Kernel, Self
+from kernel.codebook import shipped_codebooks
 from kernel.config import KernelConfig
 from kernel.jobs import Candidate
+from kernel.searches import Reach
+from node.dht_bridge import DhtBridge
 from protocol import versions
 from protocol.admission import MEMBER, Genesis, check_chain
 from protocol.capability import PeerValue
@@ -53,7 +64,12 @@ class CoreConfig:
     """Parameters of all machines."""
 
     gossip: GossipConfig = field(default_factory=GossipConfig)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    members: MemberConfig = field(default_factory=MemberConfig)
+    reach: ReachConfig = field(default_factory=ReachConfig)
+    dht: DhtConfig = field(default_factory=lambda: DhtConfig(server=False))  # serves once it is known to be reached
     kernel: KernelConfig = field(default_factory=KernelConfig)
+    codebooks: tuple[bytes, ...] | None = None  # None: those that this release ships for the encoder of the swarm
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,25 +111,46 @@ class NodeCore:
         self._clock = SwarmClock(0, floor_ms=check_chain(member.genesis, member.chain, self.me).nbf_ms)
         self._jobs = JobIds()
         self._addrs: tuple[str, ...] = ()
+        self._relay_addrs: tuple[str, ...] = ()
+        self._relays = config.reach.relay == "serve"
         self._counters: dict[str, int] = {}
         gossip = config.gossip
-        streams = [random.Random(rng.randbytes(16)) for _ in range(2)]
+        streams = [random.Random(rng.randbytes(16)) for _ in range(7)]
         self.links = Links(self.me, member.genesis, self._clock, gossip, streams[0])
         self.links.add_bootstrap(member.bootstrap)
         ctx = Context(
             member.node, member.genesis, member.chain, self._clock, gossip, self._jobs, store=store, verify=verify
         )
-        self.records = RecordMap(ctx)
+        self.records = RecordMap(ctx, streams[2])
+        self.members = Members(
+            member.node, self._clock, config.members, streams[3], verify=verify, admitted=self.records.is_member
+        )
+        topics = (MEMBERS, OPS) if gossip.light_index else (MEMBERS, OPS, RECORDS)
+        self.mesh = Mesh(self.me, config.mesh, streams[4], topics)
+        self.reach = Reachability(self.me, config.reach, streams[5], self._jobs)
         self.replication = Replication(ctx)
         self.repair = Repair(self.me, self.replication, gossip, streams[1])
+        codebooks = config.codebooks
+        if codebooks is None:
+            codebooks = shipped_codebooks(member.genesis.encoder.id)
+        self.dht = DhtBridge(self.me, self._clock, config.dht, streams[6], verify=verify, codebooks=codebooks)
         self.kernel = Kernel(
-            Self(member.node, member.user, member.genesis), self.replication, self._clock, config.kernel, self._jobs
+            Self(member.node, member.user, member.genesis),
+            self.replication,
+            self._clock,
+            config.kernel,
+            self._jobs,
+            Reach(lambda: self.records.complete, codebooks),
         )
         self._machines: dict[str, Machine] = {
             "links": self.links,
             "records": self.records,
+            "members": self.members,
+            "mesh": self.mesh,
+            "reachability": self.reach,
             "replication": self.replication,
             "repair": self.repair,
+            "dht": self.dht,
             "kernel": self.kernel,
         }
 
@@ -127,7 +164,7 @@ class NodeCore:
             inst=self._jobs.inst,
             wall_ms=self._clock.wall_ms(now_us),
             derive_vers=versions.DERIVE_VERSIONS,
-            roles=(MEMBER,),
+            roles=(MEMBER, RELAY_ROLE) if self._relays else (MEMBER,),
             listen_addrs=self._addrs[:ADDRESSES_PER_PEER_MAX],
             features=versions.FEATURES,
         )
@@ -166,14 +203,24 @@ class NodeCore:
                 return self._machines["kernel" if key.machine == "turns" else key.machine].handle(event, now_us)
             case ListenAddrs(addrs):
                 self._addrs = addrs
-                value = PeerValue(addrs=addrs[:ADDRESSES_PER_PEER_MAX], cert=self._member.chain)
-                return [Local(Publish(value))]
+                return self._announce()
+            case ReachabilityChanged() if event.relay_addrs != self._relay_addrs:
+                self._relay_addrs = event.relay_addrs
+                return [*self._announce(), *self._offer(event, now_us)]
             case Command(request_id, Status()):
-                return [Reply(request_id, self.status())]
+                return [Reply(request_id, self.status(now_us))]
             case Command(request_id, ListPeers()):
                 return [Reply(request_id, self.peers(now_us))]
             case _:
                 pass
+        return self._offer(event, now_us)
+
+    def _announce(self) -> list[Effect]:
+        addrs = (*self._addrs, *self._relay_addrs)[:ADDRESSES_PER_PEER_MAX]
+        return [Local(Publish(PeerValue(addrs=addrs, cert=self._member.chain)))]
+
+    def _offer(self, event: object, now_us: int) -> list[Effect]:
+        """Give an event to every machine, in order."""
         effects = [effect for machine in self._machines.values() for effect in machine.handle(event, now_us)]
         if isinstance(event, SpaceChanged):
             self.links.denied = self.replication.denied
@@ -186,19 +233,25 @@ class NodeCore:
         """Everything that was dropped, refused or lost, by name."""
         return dict(sorted(self._counters.items()))
 
-    def status(self) -> dict[str, object]:
+    def status(self, now_us: int) -> dict[str, object]:
         """Plain data for `masos status`."""
         offers = self.kernel.offers()
         return {
             "peer": peer_text(self.me),
             "swarm": self._member.genesis.name,
             "swarm_id": self._member.genesis.swarm_id.hex(),
+            "mode": self._member.genesis.mode,
             "user": self._member.user.public.hex(),
             "incarnation": self._jobs.inst,
             "listen": list(self._addrs),
             "linked": [self._peer_line(peer, offers.get(peer)) for peer in self.links.linked],
             "known": {peer_text(peer): list(addrs) for peer, addrs in self.links.known().items()},
             "isolated": not self.links.linked,
+            "reachability": self.reach.status(now_us),
+            "members": asdict(self.members.status()),
+            "index_complete": self.records.complete,
+            "dht": self.dht.dht.status(),
+            "mesh": self.mesh.status(),
             "offer": self._offer_line(offers.get(self.me)),
             "clock_offset_ms": self._clock.offset_ms,
             "clock_warning": self._clock.skewed,

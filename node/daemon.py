@@ -20,8 +20,9 @@ import os
 import random
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -41,12 +42,13 @@ from node.engines.openai import OpenAIConfig, OpenAIEngine
 from node.life import Life, begin_life, end_life
 from node.node import Node, Parts, load_member
 from node.profile import Profile, ProfileLock
+from node.relay import RelayConfig
 from node.selftest import self_test
 from node.store import SqliteStore
 from node.swarm import renew_own
 from node.transport import Libp2pTransport
 from protocol.errors import ConfigError, SwarmError
-from protocol.peer import peer_text
+from protocol.peer import PeerID, peer_text
 
 log = logging.getLogger("masos.daemon")
 
@@ -99,7 +101,13 @@ def run_daemon(profile: Profile, config: Config, environ: Mapping[str, str], on_
         engine = build_engine(config.engine, profile, environ)
         if config.node.self_test:
             trio.run(self_test)
-        transport = Libp2pTransport(member.node.seed(), config.node.listen, psk=psk, announce=config.node.announce)
+        transport = Libp2pTransport(
+            member.node.seed(),
+            config.node.listen,
+            psk=psk,
+            announce=config.node.announce,
+            relay=RelayConfig(config.node.relay),
+        )
         with closing(SqliteStore(profile.database)) as store:
             life = begin_life(store)
             if not life.clean and life.inst > 1:
@@ -114,6 +122,7 @@ def run_daemon(profile: Profile, config: Config, environ: Mapping[str, str], on_
                 engine=engine.engine,
                 run_engine=engine.run,
                 engine_trouble=engine.trouble,
+                discovery=partial(_on_lan, member, transport) if config.node.mdns else nullcontext,
             )
             daemon = _Daemon(profile, config, lock, Node(parts, config))
             with _one_error():
@@ -122,6 +131,14 @@ def run_daemon(profile: Profile, config: Config, environ: Mapping[str, str], on_
                 raise KeyboardInterrupt
             end_life(store, life)
             log.info("stopped")
+
+
+def _on_lan(member: Membership, transport: Libp2pTransport) -> AbstractAsyncContextManager[None]:
+    """Look for nodes of the swarm on the local network. Imported here: its library costs 5 MB to who does not ask."""
+    from node.mdns import LanDiscovery  # noqa: PLC0415 - see above
+
+    lan = LanDiscovery(member.genesis.swarm_id, PeerID(member.node.public))
+    return lan.run(transport.listen_addrs(), transport.connect)
 
 
 class _Daemon:

@@ -2,6 +2,7 @@
 
 Rules of the file (libp2p.md §5, P4, P5, P20; cases N2, N3):
 
+- Relayed addresses come last: a direct link costs nobody else anything (libp2p.md §5, rule 5).
 - One dial per peer at a time, DIALS_MAX in flight, each address under DIAL_TIMEOUT_S.
 - Never dialled: an own address, an address that names another peer, one that cannot be dialled at all. What is
   wrong with an address, another identity answering included, counts against the address, not against the peer.
@@ -14,6 +15,7 @@ No back-off here: who calls `connect` again, and when, is the peer manager's bus
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Final
 
 import trio
@@ -24,13 +26,14 @@ from protocol.errors import DecodeError, PeerError, PeerMisbehaved
 from protocol.peer import ADDRESSES_PER_PEER_MAX, Multiaddr, PeerID, PeerInfo
 from protocol.transport import DIAL_TIMEOUT_S, LinkDialFailed
 
+KNOCK_S: Final = 1.0  # to learn whether a silent address has an open port
 DIALS_MAX: Final = 32  # in flight; the library's own cap (libp2p.md §5)
 
 OpenConnection = Callable[[PeerID, Multiaddr], Awaitable[Connection]]
 
 
 def usable_addresses(info: PeerInfo, is_own: Callable[[Multiaddr], bool]) -> tuple[list[Multiaddr], list[str]]:
-    """The addresses worth a dial, in the order given, and what is wrong with the others."""
+    """The addresses worth a dial, in the order given but circuits last, and what is wrong with the others."""
     usable: list[Multiaddr] = []
     refused: list[str] = []
     for text in info.addrs[:ADDRESSES_PER_PEER_MAX]:
@@ -46,8 +49,8 @@ def usable_addresses(info: PeerInfo, is_own: Callable[[Multiaddr], bool]) -> tup
         elif is_own(addr):
             refused.append(f"{text}: is our own")
         else:
-            usable.append(Multiaddr(addr.host, addr.port))
-    return usable, refused
+            usable.append(addr.base if addr.relay is None else addr)
+    return sorted(usable, key=lambda addr: addr.relay is not None), refused
 
 
 class Dialer:
@@ -122,7 +125,7 @@ class Dialer:
             if not await self._table.run_dialled(slot, conn):
                 return "the peer's own connection came first"
         except trio.TooSlowError:
-            return f"no answer within {DIAL_TIMEOUT_S:g} s"
+            return await _why_silent(addr)
         except PeerError as exc:
             if isinstance(exc, PeerMisbehaved):
                 self._table.sink.count("misbehaved")
@@ -131,3 +134,13 @@ class Dialer:
             self._table.sink.count("handler_errors")
             return f"internal error: {type(exc).__name__}"
         return None
+
+
+async def _why_silent(addr: Multiaddr) -> str:
+    """Under another swarm key the port opens, and then both sides wait for ever (P20): not a host that is away."""
+    text = f"no answer within {DIAL_TIMEOUT_S:g} s"
+    if addr.relay is None:
+        with trio.move_on_after(KNOCK_S), suppress(OSError):
+            await trio.aclose_forcefully(await trio.open_tcp_stream(addr.host, addr.port))
+            return f"{text}, though the port is open: another swarm key, or no masos node"
+    return text

@@ -23,8 +23,10 @@ from typing import Protocol
 import trio
 
 from gossip.events import Leaving
+from gossip.reach import InboundLink
 from node.clock import Clock
 from node.core import ListenAddrs, NodeCore
+from node.reach import Outreach
 from protocol.errors import DecodeError, EngineError, Refused, RequestTimeout, StoreError, SwarmError
 from protocol.machine import (
     AbortJob,
@@ -92,6 +94,10 @@ OnProgress = Callable[[int, str], None]
 RunJob = Callable[[JobSpec, OnProgress], Awaitable[object]]
 
 
+class Network(Transport, Outreach, Protocol):
+    """A transport that also tells who dialled whom, and tests for others whether they can be reached."""
+
+
 class Writer(Protocol):
     """The writing half of the store."""
 
@@ -103,7 +109,7 @@ class Writer(Protocol):
 class Driver:
     """Runs one core over one transport, one store and one executor."""
 
-    def __init__(self, core: NodeCore, transport: Transport, writer: Writer, run_job: RunJob, clock: Clock) -> None:
+    def __init__(self, core: NodeCore, transport: Network, writer: Writer, run_job: RunJob, clock: Clock) -> None:
         self.core = core
         self._transport = transport
         self._writer = writer
@@ -355,11 +361,11 @@ class Driver:
 
     async def _pump_transport(self) -> None:
         async for event in self._transport.events():
-            translated = self._translate(event)
-            if translated is not None:
-                await self._inbox_in.send(translated)
+            await self._inbox_in.send(self._translate(event))
+            if isinstance(event, LinkUp) and self._transport.accepted(event.peer):
+                await self._inbox_in.send(InboundLink(event.peer))
 
-    def _translate(self, event: TransportEvent) -> object | None:
+    def _translate(self, event: TransportEvent) -> object:
         match event:
             case LinkUp(peer, raw):
                 return self._on_hello(peer, raw)

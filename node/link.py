@@ -34,6 +34,11 @@ class Connection(Protocol):
         """The identity that the other side has proved."""
         ...
 
+    @property
+    def remote_address(self) -> tuple[str, int] | None:
+        """IP address and port at the other end; None when a relay carries the connection."""
+        ...
+
     def stream(self, lane: Lane) -> ByteStream:
         """The stream of a lane."""
         ...
@@ -78,6 +83,7 @@ class Greeted:
     conn: Connection
     control: FrameReader
     hello: bytes
+    accepted: bool  # the peer dialled
 
 
 class Link:
@@ -91,6 +97,7 @@ class Link:
 
     def __init__(self, sink: EventSink, greeted: Greeted, free: Callable[[], None]) -> None:
         self.outboxes = {lane: Outbox(lane) for lane in Lane}
+        self.accepted = greeted.accepted
         self.done = trio.Event()
         self._sink = sink
         self._free = free
@@ -106,6 +113,11 @@ class Link:
         self._written = {lane: trio.Event() for lane in Lane}
         self._read = {lane: trio.Event() for lane in Lane}
         self._any_read = trio.Event()
+
+    @property
+    def conn(self) -> Connection:
+        """What carries it."""
+        return self._conn
 
     @property
     def ending(self) -> bool:

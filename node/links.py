@@ -110,6 +110,17 @@ class LinkTable:
         slot = self._slots.get(peer)
         return slot is not None and (slot.link is not None or slot.dial is not None)
 
+    def connection(self, peer: PeerID) -> Connection | None:
+        """What carries the link to a peer, while it is up."""
+        slot = self._slots.get(peer)
+        return slot.link.conn if slot is not None and slot.link is not None else None
+
+    def accepted(self, peer: PeerID) -> bool:
+        """Whether the peer dialled the link that is up, at an address of this node and not through a relay."""
+        slot = self._slots.get(peer)
+        link = slot.link if slot is not None else None
+        return link is not None and link.accepted and link.conn.remote_address is not None
+
     def send(self, peer: PeerID, lane: Lane, body: bytes) -> bool:
         """See Transport.send."""
         slot = self._slots.get(peer)
@@ -200,7 +211,7 @@ class LinkTable:
         control = frame_reader(Lane.CONTROL, conn.stream(Lane.CONTROL))
         with trio.move_on_after(HELLO_TIMEOUT_S):
             await conn.stream(Lane.CONTROL).write(self._hello_frame(conn.peer))
-            return Greeted(conn, control, await _first(control))
+            return Greeted(conn, control, await _first(control), accepted=False)
         raise PeerMisbehaved(f"no Hello within {HELLO_TIMEOUT_S:g} s")
 
     async def _greet_accepted(self, conn: Connection) -> Greeted:
@@ -220,7 +231,7 @@ class LinkTable:
             # The dialler has no Hello of ours yet, so it has no business on the bulk lane.
             await until_one(read_hello, watch_bulk)
         if hello is not None:
-            return Greeted(conn, control, hello)
+            return Greeted(conn, control, hello, accepted=True)
         if deadline.cancelled_caught:
             raise PeerMisbehaved(f"no Hello within {HELLO_TIMEOUT_S:g} s")
         if bulk:

@@ -15,12 +15,13 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Final, Protocol, cast
 
 import trio
 
+from gossip.reach import ReachTest, Reserve
 from kernel.commands import EngineReport, MemoryDigests
 from kernel.embedding import Encoder
 from kernel.engine import Capabilities, Engine
@@ -28,18 +29,18 @@ from kernel.executor import Executor, Options
 from node.clock import Clock
 from node.config import Config
 from node.core import Membership, NodeCore, Status
-from node.driver import Driver
+from node.driver import Driver, Network, OnProgress
 from node.keystore import Keystore
 from node.life import Life
 from node.profile import Profile
+from node.reach import run_reach_job
 from node.store_verify import VerifyReport
 from node.swarm import load_secrets
 from protocol.admission import Genesis, check_chain
 from protocol.errors import ConfigError, DecodeError, EngineError
 from protocol.identity import verify_raw
-from protocol.machine import Boot, Command, Reply
+from protocol.machine import Boot, Command, JobSpec, Reply
 from protocol.store import Row, StoreReader
-from protocol.transport import Transport
 
 log = logging.getLogger("masos.node")
 
@@ -73,10 +74,11 @@ class Parts:
         engine: None for a node that runs no turns.
         run_engine: keeps the engine's process alive until it is cancelled, where the node owns one.
         engine_trouble: why the engine is not up, as far as it says so itself.
+        discovery: looks for peers on the local network while it is open, where the operator wants that.
     """
 
     member: Membership
-    transport: Transport
+    transport: Network
     store: Store
     encoder: Encoder
     clock: Clock
@@ -84,6 +86,7 @@ class Parts:
     engine: Engine | None = None
     run_engine: Callable[[], Awaitable[None]] | None = None
     engine_trouble: Callable[[], str] = lambda: ""
+    discovery: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +131,12 @@ class Node:
             raise ConfigError(f"the swarm embeds with {wanted!r}, this node with {ours!r}", hint="join another swarm")
         self._parts = parts
         self._config = config
-        core = NodeCore(parts.member, config.core(), parts.rng, store=parts.store, verify=verify_raw)
+        settings = config.core(parts.member.genesis.mode)
+        core = NodeCore(parts.member, settings, parts.rng, store=parts.store, verify=verify_raw)
         options = Options(style=config.engine.style)
         executor = Executor(parts.engine, parts.encoder, options)
-        self._driver = Driver(core, parts.transport, parts.store, executor.run, parts.clock)
+        self._executor = executor
+        self._driver = Driver(core, parts.transport, parts.store, self._run_job, parts.clock)
         self._told: EngineReport | None = None  # nothing was told yet
         self._engine_state = "none" if parts.engine is None else "starting"
         self._engine_error = ""
@@ -147,11 +152,17 @@ class Node:
         async with trio.open_nursery() as engine_nursery:
             if self._parts.run_engine is not None:
                 engine_nursery.start_soon(self._parts.run_engine)
-            async with self._driver.run(life.inst, clean=life.clean), trio.open_nursery() as watch_nursery:
+            running = self._driver.run(life.inst, clean=life.clean)
+            async with running, self._parts.discovery(), trio.open_nursery() as watch_nursery:
                 watch_nursery.start_soon(self._watch_engine)
                 yield
                 watch_nursery.cancel_scope.cancel()
             engine_nursery.cancel_scope.cancel()
+
+    async def _run_job(self, spec: JobSpec, on_progress: OnProgress) -> object:
+        if isinstance(spec, ReachTest | Reserve):
+            return await run_reach_job(self._parts.transport, spec)
+        return await self._executor.run(spec, on_progress)
 
     # ---- what the control API needs
 
@@ -269,7 +280,7 @@ def rebuilt_digests(member: Membership, config: Config, store: StoreReader) -> D
     The node's own core is booted on the store and asked, so there is no second way of deriving. As after a stop that
     was not clean it may write nothing before a peer spoke, and no effect of it is carried out.
     """
-    core = NodeCore(member, config.core(), random.Random(0), store=store, verify=verify_raw)
+    core = NodeCore(member, config.core(member.genesis.mode), random.Random(0), store=store, verify=verify_raw)
     core.handle(Boot(1, 0, clean=False), 0)
     replies = [effect for effect in core.handle(Command(1, MemoryDigests()), 0) if isinstance(effect, Reply)]
     return cast(Digests, replies[0].result)

@@ -16,8 +16,8 @@ from typing import Final
 import trio
 
 from node.streams import LibraryObject
-from node.transport import (
-    Libp2pTransport,
+from node.transport import Libp2pTransport
+from node.transport_host import (
     build_host,
     build_plaintext_host,
     check_library_version,
@@ -27,7 +27,7 @@ from node.transport import (
     run_host,
 )
 from protocol.errors import ConfigError
-from protocol.peer import PeerID, PeerInfo, parse_peer
+from protocol.peer import Multiaddr, PeerID, PeerInfo, parse_peer
 from protocol.transport import LinkDialFailed, LinkUp
 
 ROW_S: Final = 30.0  # a busy machine is no broken library
@@ -117,12 +117,20 @@ async def _plaintext_refused() -> None:
 
 
 async def _bad_addresses_skipped() -> None:
-    """Row 4, `dial_addr` and `retry_config`: two dead addresses before the good one do not matter."""
+    """Row 4, `dial_addr` and `retry_config`: two dead addresses before the good one do not matter.
+
+    And the socket below a connection is found: whom a node dials back depends on it (`remote_address`).
+    """
     server, client = Libp2pTransport(bytes([1] * 32), (_LOOPBACK,)), Libp2pTransport(bytes([2] * 32), ())
     async with server.run(_hello), client.run(_hello):
         dead = (f"/ip4/127.0.0.1/tcp/{_closed_port()}", f"/ip4/127.0.0.1/tcp/{_closed_port()}")
         client.connect(PeerInfo(server.local_peer, (*dead, *server.listen_addrs())))
         event = await anext(client.events())
+        link = client.link_of(server.local_peer)
+        remote = link.remote_address if link is not None else None
+        listening = Multiaddr.parse(server.listen_addrs()[0])
+    if isinstance(event, LinkUp) and remote != (listening.host, listening.port):
+        raise _failed("4", f"the other end of the socket is {remote}, not {listening}")
     if not isinstance(event, LinkUp):
         reason = event.reason if isinstance(event, LinkDialFailed) else type(event).__name__
         raise _failed("4", reason)

@@ -32,6 +32,26 @@ def cause(exc: BaseException) -> str:
     return (text[0] if text and text[0] else type(exc).__name__)[:160]
 
 
+def remote_address(muxed: LibraryObject) -> tuple[str, int] | None:
+    """IP address and port at the other end of the socket below a connection; None if a relay carries it.
+
+    The library's own answer is None for IPv6 too: it takes socket names of two parts only. So the socket is asked,
+    below whatever lies on it: Noise, the swarm key, the raw connection.
+    """
+    layer = muxed.secured_conn.conn
+    for name in ("read_writer", "read_write_closer"):
+        layer = getattr(layer, name)
+    while (below := getattr(layer, "_conn", None) or getattr(layer, "stream", None)) is not None:
+        layer = below
+    if not hasattr(layer, "getpeername"):
+        layer = getattr(layer, "socket", None)
+    try:
+        host, port, *_ = layer.getpeername() if layer is not None else ("", 0)
+    except OSError:  # it is closed
+        return None
+    return (str(host), int(port)) if host else None
+
+
 class LibraryStream:
     """A library stream as a ByteStream."""
 
@@ -77,17 +97,35 @@ class LibraryStream:
 
 
 class LibraryConnection:
-    """A library connection with its two lanes as a Connection."""
+    """A library connection with its two lanes as a Connection; `below` is one that carries only this one."""
 
-    def __init__(self, peer: PeerID, swarm_conn: LibraryObject, streams: dict[Lane, ByteStream]) -> None:
+    def __init__(
+        self, peer: PeerID, swarm_conn: LibraryObject, streams: dict[Lane, ByteStream], below: LibraryObject = None
+    ) -> None:
         self._peer = peer
         self._swarm_conn = swarm_conn
         self._streams = streams
+        self._below = below
 
     @property
     def peer(self) -> PeerID:
         """See Connection."""
         return self._peer
+
+    @property
+    def swarm_conn(self) -> LibraryObject:
+        """What the library knows it by."""
+        return self._swarm_conn
+
+    @property
+    def dialled(self) -> bool:
+        """True at the side that opened it."""
+        return bool(self._swarm_conn.muxed_conn.is_initiator)
+
+    @property
+    def remote_address(self) -> tuple[str, int] | None:
+        """See Connection."""
+        return remote_address(self._swarm_conn.muxed_conn)
 
     def stream(self, lane: Lane) -> ByteStream:
         """See Connection."""
@@ -97,5 +135,7 @@ class LibraryConnection:
         """See Connection."""
         try:
             await self._swarm_conn.close()
+            if self._below is not None:
+                await self._below.close()
         except Exception as exc:
             raise PeerUnreachable(f"connection lost: {cause(exc)}") from exc

@@ -257,8 +257,8 @@ def own_addresses(addrs: tuple[str, ...], node_pk: bytes) -> tuple[str, ...]:
         parsed = [Multiaddr.parse(text) for text in addrs]
     except DecodeError as exc:
         raise ConfigError(exc.message, hint="write it as /ip4/192.0.2.7/tcp/27420") from exc
-    bare = [Multiaddr(addr.host, addr.port) for addr in parsed if addr.dialable]
-    return tuple(f"{addr}/p2p/{peer_text(node_pk)}" for addr in bare)
+    usable = [addr for addr in parsed if addr.dialable]
+    return tuple(str(addr) if addr.relay else f"{addr.base}/p2p/{peer_text(node_pk)}" for addr in usable)
 
 
 def _is_bootstrap(text: str) -> bool:

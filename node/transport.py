@@ -1,9 +1,10 @@
 # pyright: basic, reportMissingImports=false
 """Libp2pTransport: the seam of `protocol.transport` over py-libp2p 0.8.1, TCP with Noise and Yamux only.
 
-The only file that imports libp2p. It gives the link table (node/links.py) authenticated connections with two
-byte streams and nothing else of the library: no DHT, no pub/sub, no peerstore, no auto-connector. What the
-library gets wrong is put right here, each point in one place (P numbers: libp2p.md §2):
+With node/transport_host.py and node/transport_relay.py the only file that imports libp2p. They give the link table
+(node/links.py) authenticated connections with two byte streams and nothing else of the library: no DHT, no
+pub/sub, no peerstore, no auto-connector. What the library gets wrong is put right here or in the host, each point in
+one place (P numbers: libp2p.md §2):
 
 - P1: every inbound stream runs under a guard; `host.run` survives a raising handler.
 - P3: security is Noise alone.
@@ -21,12 +22,10 @@ library gets wrong is put right here, each point in one place (P numbers: libp2p
 
 from __future__ import annotations
 
-import importlib.metadata
-import logging
 import warnings
 import weakref
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final
 
@@ -35,50 +34,38 @@ import trio
 with warnings.catch_warnings():
     # The library imports modules that its own dependencies have deprecated.
     warnings.simplefilter("ignore", DeprecationWarning)
-    from libp2p import new_host
-    from libp2p.crypto.ed25519 import create_new_key_pair
-    from libp2p.crypto.x25519 import create_new_key_pair as create_new_x25519_key_pair
     from libp2p.custom_types import TProtocol
-    from libp2p.identity.identify_push.identify_push import ID_PUSH
-    from libp2p.network.config import ConnectionConfig, RetryConfig
     from libp2p.network.exceptions import SwarmException
-    from libp2p.peer.id import ID
-    from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
-    from libp2p.rcmgr import ResourceManager
-    from libp2p.rcmgr.connection_limits import ConnectionLimits
-    from libp2p.security.insecure.transport import PLAINTEXT_PROTOCOL_ID as PLAINTEXT_ID, InsecureTransport
     from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
-    from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_ID, Transport as NoiseTransport
-    from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_ID, Yamux
     from multiaddr import Multiaddr as LibraryMultiaddr
 
+from gossip.reach import Reached, Reserved
 from node.addresses import ListenAddresses
 from node.dialer import Dialer
 from node.lanes import ByteStream
 from node.link import EventSink, close_quietly, until_one
 from node.links import LinkTable
+from node.reach import knock_all
+from node.relay import RelayConfig
 from node.streams import LibraryConnection, LibraryObject, LibraryStream, cause
+from node.transport_host import build_host, check_library_version, dial, guard, open_stream, run_host
+from node.transport_relay import Circuits
 from protocol.errors import ConfigError, DecodeError, PeerMisbehaved, PeerUnreachable, UsageError
-from protocol.peer import Multiaddr, PeerID, PeerInfo, parse_peer, peer_text
-from protocol.transport import DIAL_TIMEOUT_S, HELLO_TIMEOUT_S, HelloSource, Lane, TransportEvent
+from protocol.peer import Multiaddr, PeerID, PeerInfo, parse_peer
+from protocol.transport import HELLO_TIMEOUT_S, HelloSource, Lane, TransportEvent
 
-LIBP2P_VERSION: Final = "0.8.1"
 PROTOCOLS: Final = {
     Lane.CONTROL: TProtocol("/masos/wire/1/control"),
     Lane.BULK: TProtocol("/masos/wire/1/bulk"),
 }
-CONNECTIONS_MAX: Final = 300
-CONNECTIONS_PER_PEER_MAX: Final = 32  # a closed one counts for another 0.2 s, so a quick series needs some
 EVENTS_MAX: Final = 256  # then reading from peers stops; 64 MiB at most, of the largest frames
 STOP_S: Final = 5.0  # for all links to end when the context is left
 COUNTERS: Final = (
     "links_up", "links_down", "redundant", "misbehaved", "handler_errors",
     "dials", "dials_failed", "addresses_refused", "wrong_identity",
     "send_no_link", "send_full", "send_oversize", "bytes_sent", "frames_received", "bytes_received",
+    "reach_tests", "bytes_relayed",
 )  # fmt: skip
-
-# Everything the library reports at ERROR or below is a peer's doing or is raised to us as well.
-LIBRARY_LOG_LEVEL: Final = logging.CRITICAL
 
 
 class Libp2pTransport:
@@ -89,6 +76,7 @@ class Libp2pTransport:
         listen: multiaddrs to bind; port 0 takes a free one. Empty: dial only.
         psk: the swarm key, 32 bytes, or None for none. A peer without it gets no link.
         announce: multiaddrs to announce instead of the bound ones; port 0 stands for the bound port.
+        relay: whether this node is a relay, or is reached through one.
 
     An exception of the body of `run` leaves it in exception groups, as from any nursery.
 
@@ -106,6 +94,7 @@ class Libp2pTransport:
         *,
         psk: bytes | None = None,
         announce: tuple[str, ...] = (),
+        relay: RelayConfig | None = None,
     ) -> None:
         check_library_version()
         if len(key_seed) != 32:
@@ -118,6 +107,7 @@ class Libp2pTransport:
         guard(self._host, self._on_handler_error)
         self._local_peer = parse_peer(str(self._host.get_id()))
         self._network: LibraryObject = self._host.get_network()
+        self._circuits = Circuits(self._local_peer, self._network, self, relay or RelayConfig())
         self._events_send, self._events = trio.open_memory_channel[TransportEvent](EVENTS_MAX)
         self._inbound = weakref.WeakKeyDictionary[LibraryObject, _Inbound]()
         self._links: LinkTable | None = None
@@ -168,6 +158,7 @@ class Libp2pTransport:
         self._dialer = Dialer(self._links, self._open_connection, self._addresses.is_own)
         for lane, protocol in PROTOCOLS.items():
             self._host.set_stream_handler(protocol, partial(self._on_stream, lane))
+        self._circuits.register(self._host, self._visit)
         self._free_slot_when_closed()
         try:
             self._addresses.check_free()
@@ -195,24 +186,67 @@ class Libp2pTransport:
             for swarm_conn in self._network.get_connections():
                 nursery.start_soon(close_quietly, LibraryConnection(self._local_peer, swarm_conn, {}))
 
+    # -- reachability -------------------------------------------------------------------------------
+
+    def accepted(self, peer: PeerID) -> bool:
+        """See Outreach."""
+        return self._links is not None and self._links.accepted(peer)
+
+    async def reach(self, peer: PeerID, addrs: tuple[str, ...]) -> Reached:
+        """See Outreach."""
+        link = self.link_of(peer)
+        if link is None:
+            return Reached((), "not linked", tried=False)
+        self.counters["reach_tests"] += 1
+        remote = link.remote_address
+        return await knock_all(peer, addrs, remote[0] if remote is not None else None, partial(self._knock, peer))
+
+    async def _knock(self, peer: PeerID, addr: Multiaddr) -> None:
+        if self._addresses.is_own(addr):
+            raise PeerUnreachable("is our own")
+        await close_quietly(LibraryConnection(peer, await self.dial_direct(peer, addr), {}))
+
+    async def reserve(self, relay: PeerID) -> Reserved:
+        """See Outreach."""
+        addr, ttl_s = await self._circuits.reserve(relay)
+        return Reserved((addr,), int(ttl_s * 1e6))
+
+    def link_of(self, peer: PeerID) -> LibraryConnection | None:
+        """See Ways of node/transport_relay.py."""
+        conn = self._links.connection(peer) if self._links is not None else None
+        return conn if isinstance(conn, LibraryConnection) else None
+
     # -- outbound -----------------------------------------------------------------------------------
 
     async def _open_connection(self, peer: PeerID, addr: Multiaddr) -> LibraryConnection:
-        """Dial one address and open both lanes."""
-        try:
-            swarm_conn = await dial(self._host, peer, str(addr))
-        except Exception as exc:  # the library raises from a dozen unrelated classes
-            raise self._dial_error(exc) from exc
+        """Dial one address, through its relay if it has one, and open both lanes."""
+        if addr.relay is None:
+            swarm_conn, below = await self.dial_direct(peer, addr), None
+        else:
+            swarm_conn, below = await self._circuits.dial(peer, addr)
         streams: dict[Lane, ByteStream] = {}
+        conn = LibraryConnection(peer, swarm_conn, streams, below)
         try:
             for lane, protocol in PROTOCOLS.items():
-                streams[lane] = LibraryStream(await open_stream(self._host, swarm_conn, protocol))
-        except BaseException as exc:
-            await close_quietly(LibraryConnection(peer, swarm_conn, {}))
-            if isinstance(exc, Exception):
-                raise PeerUnreachable(f"refused our streams: {cause(exc)}") from exc
+                streams[lane] = LibraryStream(await self.open_stream(swarm_conn, protocol))
+        except BaseException:
+            await close_quietly(conn)
             raise
-        return LibraryConnection(peer, swarm_conn, streams)
+        return conn
+
+    async def dial_direct(self, peer: PeerID, addr: Multiaddr) -> LibraryObject:
+        """See Ways of node/transport_relay.py."""
+        try:
+            return await dial(self._host, peer, str(addr))
+        except Exception as exc:  # the library raises from a dozen unrelated classes
+            raise self._dial_error(exc) from exc
+
+    async def open_stream(self, connection: LibraryObject, protocol: str) -> LibraryObject:
+        """See Ways of node/transport_relay.py."""
+        try:
+            return await open_stream(self._host, connection, protocol)
+        except Exception as exc:
+            raise PeerUnreachable(f"refused our streams: {cause(exc)}") from exc
 
     def _dial_error(self, exc: BaseException) -> PeerUnreachable:
         link: BaseException | None = exc
@@ -254,6 +288,24 @@ class Libp2pTransport:
         finally:
             inbound.end()
             await close_quietly(LibraryConnection(peer, stream.swarm_conn, {}))
+
+    async def serve_inbound(self, raw: LibraryObject, addr: LibraryObject) -> None:
+        """See Ways of node/transport_relay.py. Like a connection of a listener; always ends with SwarmException."""
+        await self._network.upgrade_inbound_raw_conn(raw, addr)
+
+    async def _visit(self, serve: Callable[[LibraryObject], Awaitable[None]], stream: LibraryObject) -> None:
+        """One stream about circuits. An accepted connection may have no other kind, and ends with the last of them."""
+        muxed = stream.muxed_conn
+        inbound = self._inbound_of(muxed)
+        inbound.arrived.set()
+        inbound.visits += 1
+        try:
+            await serve(stream)
+        finally:
+            self.counters["bytes_relayed"] = self._circuits.carried_bytes
+            inbound.visits -= 1
+            if not (inbound.visits or inbound.streams or muxed.is_initiator):
+                await close_quietly(LibraryConnection(self._local_peer, stream.swarm_conn, {}))
 
     def _inbound_of(self, muxed: LibraryObject) -> _Inbound:
         return self._inbound.setdefault(muxed, _Inbound())
@@ -297,6 +349,7 @@ class _Inbound:
 
     def __init__(self) -> None:
         self.streams: dict[Lane, ByteStream] = {}
+        self.visits = 0  # streams about circuits that are open
         self.arrived = trio.Event()
         self.complete = trio.Event()
         self.done = trio.Event()
@@ -305,105 +358,3 @@ class _Inbound:
         """Let the handlers return, and let go of the streams: they hold the key of the weak table."""
         self.done.set()
         self.streams.clear()
-
-
-def check_library_version() -> None:
-    """Row 1 of the self-test: this file relies on private attributes of one version.
-
-    Raises:
-        ConfigError: another version is installed.
-    """
-    found = importlib.metadata.version("libp2p")
-    if found != LIBP2P_VERSION:
-        raise ConfigError(f"libp2p {found} is installed, this node needs {LIBP2P_VERSION}")
-
-
-def build_host(
-    key_seed: bytes, psk: bytes | None, announced: Callable[[object], list[LibraryMultiaddr]]
-) -> LibraryObject:
-    """A host with TCP, Noise and Yamux that never dials on its own (P3, P14, P18, P19, P20)."""
-    for name in tuple(logging.root.manager.loggerDict):
-        if name.partition(".")[0] == "libp2p":  # some of its loggers set their own level
-            logging.getLogger(name).setLevel(LIBRARY_LOG_LEVEL)
-    key_pair = create_new_key_pair(key_seed)
-    noise = NoiseTransport(key_pair, noise_privkey=create_new_x25519_key_pair().private_key)
-    host: LibraryObject = new_host(
-        key_pair=key_pair,
-        sec_opt={NOISE_ID: noise},
-        muxer_opt={TProtocol(YAMUX_ID): Yamux},
-        psk=psk.hex() if psk is not None else None,
-        addrs_factory=announced,
-        disable_identify_address_discovery=True,
-        # Its rate limit (10 connections per second and peer) is checked after the costly handshake and hits
-        # both directions; back-off is our peer manager's, and the link table bounds what one peer may hold.
-        resource_manager=ResourceManager(
-            enable_rate_limiting=False,
-            connection_limits=ConnectionLimits(
-                max_established_per_peer=CONNECTIONS_PER_PEER_MAX, max_established_total=CONNECTIONS_MAX
-            ),
-        ),
-        connection_config=ConnectionConfig(
-            max_connections=CONNECTIONS_MAX,
-            min_connections=0,
-            low_watermark=0,
-            high_watermark=CONNECTIONS_MAX,
-            inbound_upgrade_timeout=DIAL_TIMEOUT_S,
-            outbound_upgrade_timeout=DIAL_TIMEOUT_S,
-        ),
-    )
-    network: LibraryObject = host.get_network()
-    network.retry_config = RetryConfig(max_retries=0)  # a refused address fails in ms, not after 0.7 s
-    network.dial_peer = _no_own_dial
-    # Private: identify would be asked by a system task, out of reach of every guard, for addresses we do not use.
-    host._schedule_identify = _no_identify  # noqa: SLF001 - see above
-    host.remove_stream_handler(ID_PUSH)
-    return host
-
-
-def build_plaintext_host(key_seed: bytes) -> LibraryObject:
-    """A host that offers no security at all, for row 3 of the self-test only."""
-    key_pair = create_new_key_pair(key_seed)
-    return new_host(key_pair=key_pair, sec_opt={PLAINTEXT_ID: InsecureTransport(key_pair)})
-
-
-def run_host(host: LibraryObject, *listen: str) -> AbstractAsyncContextManager[None]:
-    """Run a host while in the context."""
-    context: AbstractAsyncContextManager[None] = host.run(listen_addrs=[LibraryMultiaddr(text) for text in listen])
-    return context
-
-
-async def dial(host: LibraryObject, peer: PeerID, addr: str) -> LibraryObject:
-    """An authenticated connection to `peer` at one address. Raises whatever the library raises."""
-    return await host.get_network().dial_addr(LibraryMultiaddr(addr), ID.from_string(peer_text(peer)))
-
-
-async def open_stream(host: LibraryObject, swarm_conn: LibraryObject, protocol: str) -> LibraryObject:
-    """A stream on this very connection; `host.new_stream` would choose one of several by itself."""
-    stream = await swarm_conn.new_stream()
-    communicator = MultiselectCommunicator(stream)
-    await host.multiselect_client.select_one_of([TProtocol(protocol)], communicator, int(DIAL_TIMEOUT_S))
-    stream.set_protocol(TProtocol(protocol))
-    return stream
-
-
-async def _no_own_dial(peer_id: object) -> list[object]:
-    raise SwarmException(f"no dial to {peer_id} from the peerstore (P18)")
-
-
-def _no_identify(_peer_id: object, *, reason: str) -> None:
-    del reason
-
-
-def guard(host: LibraryObject, on_error: Callable[[Exception], None]) -> None:
-    """P1: no exception leaves a stream handler, whichever protocol it serves."""
-    network = host.get_network()
-    inner = network.common_stream_handler
-
-    async def guarded(stream: LibraryObject) -> None:
-        try:
-            await inner(stream)
-        except Exception as exc:  # noqa: BLE001 - the guard (P1); Cancelled is a BaseException and passes
-            on_error(exc)
-            await stream.reset()
-
-    network.set_stream_handler(guarded)

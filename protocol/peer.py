@@ -64,21 +64,26 @@ def short(peer: bytes) -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Multiaddr:
-    """A TCP address `/ip4|ip6/HOST/tcp/PORT`, optionally with `/p2p/PEER`; the only kind that nodes dial."""
+    """A TCP address `/ip4|ip6/HOST/tcp/PORT`, optionally with `/p2p/PEER`; the only kind that nodes dial.
+
+    With `relay` it is a circuit `/ip4|ip6/HOST/tcp/PORT/p2p/RELAY/p2p-circuit/p2p/PEER`: host and port are the
+    relay's, and `peer` is reached through it. A circuit always names both, and they differ.
+    """
 
     host: str
     port: int
     peer: PeerID | None = None
+    relay: PeerID | None = None
 
     @classmethod
     def parse(cls, text: str) -> Multiaddr:
         """Read the text form.
 
         Raises:
-            DecodeError: not an IP-over-TCP multiaddr.
+            DecodeError: not an IP-over-TCP multiaddr, nor a circuit over one.
         """
         parts = text.split("/")
-        if len(text) > ADDRESS_CHARS_MAX or len(parts) not in (5, 7) or parts[0] or parts[3] != "tcp":
+        if len(text) > ADDRESS_CHARS_MAX or len(parts) not in (5, 7, 10) or parts[0] or parts[3] != "tcp":
             raise DecodeError(f"not a /ip4|ip6/…/tcp/… multiaddr: {text[:80]!r}")
         try:
             ip = ipaddress.ip_address(parts[2])
@@ -87,22 +92,47 @@ class Multiaddr:
             raise DecodeError(f"bad host or port in {text[:80]!r}") from exc
         if "%" in parts[2] or parts[1] != f"ip{ip.version}" or not 0 <= port <= 65535 or str(port) != parts[4]:
             raise DecodeError(f"bad host or port in {text[:80]!r}")
-        if len(parts) == 7 and parts[5] != "p2p":
-            raise DecodeError(f"unexpected part {parts[5][:16]!r} in {text[:80]!r}")
-        return cls(str(ip), port, parse_peer(parts[6]) if len(parts) == 7 else None)
+        return cls(str(ip), port, *_peers_of(parts[5:], text))
 
     def __str__(self) -> str:
         family = ipaddress.ip_address(self.host).version
+        through = f"/p2p/{peer_text(self.relay)}/p2p-circuit" if self.relay is not None else ""
         tail = f"/p2p/{peer_text(self.peer)}" if self.peer is not None else ""
-        return f"/ip{family}/{self.host}/tcp/{self.port}{tail}"
+        return f"/ip{family}/{self.host}/tcp/{self.port}{through}{tail}"
 
     @property
     def dialable(self) -> bool:
         """False for wildcard, port 0, multicast and link-local addresses (libp2p.md §5, rule 3)."""
-        ip = ipaddress.ip_address(self.host)
-        if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
-            ip = ip.ipv4_mapped
+        ip = plain_ip(self.host)
         return bool(self.port) and not (ip.is_unspecified or ip.is_multicast or ip.is_link_local)
+
+    @property
+    def base(self) -> Multiaddr:
+        """Host and port alone: whom the packets go to first."""
+        return Multiaddr(self.host, self.port)
+
+
+def plain_ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """The IP behind a host text; an IPv4 address in IPv6 clothes comes back as what it is.
+
+    Raises:
+        ValueError: no IP address.
+    """
+    ip = ipaddress.ip_address(host)
+    return ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None else ip
+
+
+def _peers_of(parts: list[str], text: str) -> tuple[PeerID | None, PeerID | None]:
+    """The peer and the relay that the parts after the port name."""
+    match parts:
+        case []:
+            return None, None
+        case ["p2p", peer]:
+            return parse_peer(peer), None
+        case ["p2p", relay, "p2p-circuit", "p2p", peer] if relay != peer:
+            return parse_peer(peer), parse_peer(relay)
+        case _:
+            raise DecodeError(f"unexpected parts {'/'.join(parts)[:64]!r} in {text[:80]!r}")
 
 
 @dataclass(frozen=True, slots=True)

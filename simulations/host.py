@@ -17,8 +17,10 @@ from functools import partial
 from typing import Final
 
 from gossip.events import Leaving
-from kernel.commands import EngineReport
+from gossip.reach import InboundLink, ReachTest, Reserve
+from kernel.commands import EngineReport, Offer
 from node.core import ListenAddrs, Membership, NodeCore
+from protocol.errors import SwarmError
 from protocol.machine import (
     AbortJob,
     Boot,
@@ -30,6 +32,9 @@ from protocol.machine import (
     DialFailed,
     Effect,
     Hangup,
+    JobDone,
+    JobFailed,
+    JobId,
     Local,
     Notify,
     PeerDown,
@@ -87,6 +92,7 @@ class SimHost:
         self.disk = SimDisk()
         self.engine = engine
         self.skew_us = skew_us
+        self.offer = Offer()  # what its operator says of its agents
         self.turns: list[Ran] = []
         self.asleep = False
         self._world = world
@@ -168,7 +174,7 @@ class SimHost:
         self._step(Boot(inst, self.wall_offset_us, clean))
         self._step(ListenAddrs(transport.listen_addrs()))
         if self.engine.config.roles:
-            report = EngineReport(self.engine.capabilities(), self.engine.config.roles)
+            report = EngineReport(self.engine.capabilities(), self.engine.config.roles, self.offer)
             self._later(partial(self._step, report), self.engine.config.boot_us)
 
     def crash(self, *, power: bool = False) -> None:
@@ -331,6 +337,8 @@ class SimHost:
                 life.timers.pop(key, None)
             case Persist():
                 life.writer.write(effect)
+            case StartJob(job, ReachTest() | Reserve() as spec):
+                life.transport.reach_out(spec, partial(self._on_reached, job))
             case StartJob(job, spec):
                 life.jobs.start(job, spec)
             case AbortJob(job):
@@ -354,6 +362,10 @@ class SimHost:
 
     # ---- network
 
+    def _on_reached(self, job: JobId, found: object) -> None:
+        event = JobFailed(job, found) if isinstance(found, SwarmError) else JobDone(job, found)
+        self._awake(partial(self._step, event))
+
     def _hello(self, peer: PeerID) -> bytes:
         del peer
         return self._world.codec.encode(self.core.hello(self.now_us))
@@ -362,6 +374,8 @@ class SimHost:
         match event:
             case LinkUp(peer, raw):
                 self._step(self._world.codec.greeting(peer, raw), raw)
+                if self._life is not None and self._life.transport.accepted(peer):
+                    self._step(InboundLink(peer))
             case LinkFrame(peer, lane, raw):
                 self._step(self._world.codec.received(peer, lane, raw), raw)
             case LinkDown(peer, reason):

@@ -25,6 +25,8 @@ class NetConfig:
     retries_max: int = 8  # lost so often in a row: the link ends
     drop: float = 0.0  # share of frames that vanish on a healthy link
     bytes_per_s: int = 12_500_000
+    nat: frozenset[int] = frozenset()  # hosts that nobody can dial, by the order in which the network met them
+    nat_fraction: float = 0.0  # the same for a share of all hosts, drawn once for each
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,8 @@ class End:
         far: the other side.
         finishing: its owner has said that nothing more comes; `fin_us`: when the other side learns of that.
         gone: this side is over, told to its owner or with it.
+        accepted: the other side dialled.
+        relay: the life of the relay that carries the link, if one does.
     """
 
     owner: SimTransport
@@ -66,6 +70,8 @@ class End:
     finishing: bool = False
     fin_us: int = 0
     gone: bool = False
+    accepted: bool = False
+    relay: SimTransport | None = None
 
     @property
     def drained(self) -> bool:

@@ -22,8 +22,10 @@ from typing import Final
 
 import trio
 
+from gossip.reach import Reached, Reserved
 from node.dialer import usable_addresses
-from protocol.errors import UsageError
+from node.reach import knock_all
+from protocol.errors import PeerUnreachable, UsageError
 from protocol.peer import Multiaddr, PeerID, PeerInfo
 from protocol.transport import (
     FRAME_BYTES_MAX,
@@ -87,10 +89,11 @@ class _Queue:
 class _End:
     """One side of a link. `queues` hold what this side has sent and the other has not yet pulled."""
 
-    def __init__(self, transport: MemoryTransport, peer: PeerID, hello: bytes) -> None:
+    def __init__(self, transport: MemoryTransport, peer: PeerID, hello: bytes, *, accepted: bool) -> None:
         self.transport = transport
         self.peer = peer
         self.hello = hello
+        self.accepted = accepted
         self.queues = {lane: _Queue() for lane in Lane}
         self.reason: str | None = None
         self.over = trio.Event()
@@ -217,6 +220,31 @@ class MemoryTransport:
             end.reason = end.reason or reason
             end.finish()
 
+    # -- reachability -------------------------------------------------------------------------------
+
+    def accepted(self, peer: PeerID) -> bool:
+        """See Outreach."""
+        end = self._ends.get(peer)
+        return end is not None and end.accepted
+
+    async def reach(self, peer: PeerID, addrs: tuple[str, ...]) -> Reached:
+        """See Outreach."""
+        if peer not in self._ends:
+            return Reached((), "not linked", tried=False)
+
+        async def knock(addr: Multiaddr) -> None:
+            await trio.lowlevel.checkpoint()
+            other = self._network.at(addr)
+            if other is None or other.local_peer != peer:
+                raise PeerUnreachable("connection refused" if other is None else "another identity answers there")
+
+        return await knock_all(peer, addrs, "127.0.0.1", knock)
+
+    async def reserve(self, relay: PeerID) -> Reserved:
+        """See Outreach; there are no relays here."""
+        await trio.lowlevel.checkpoint()
+        raise PeerUnreachable(f"no circuits in memory, not through {relay.hex()[:8]} either")
+
     # -- dialling -----------------------------------------------------------------------------------
 
     def _is_own(self, addr: Multiaddr) -> bool:
@@ -268,7 +296,7 @@ class MemoryTransport:
     def _link(self, other: MemoryTransport, ours: bytes, theirs: bytes) -> None:
         if self._nursery is None or other._nursery is None:
             return
-        near, far = _End(self, other.local_peer, theirs), _End(other, self._peer, ours)
+        near, far = _End(self, other.local_peer, theirs, accepted=False), _End(other, self._peer, ours, accepted=True)
         self._ends[near.peer], other._ends[far.peer] = near, far
         self._nursery.start_soon(self._run_end, near, far)
         other._nursery.start_soon(other._run_end, far, near)

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from gossip.reach import REACH_S, Reached, ReachTest, Reserve, Reserved, testable
 from node.dialer import usable_addresses
-from protocol.errors import UsageError
+from protocol.errors import PeerUnreachable, UsageError
 from protocol.peer import Multiaddr, PeerID, PeerInfo
 from protocol.transport import (
     FRAME_BYTES_MAX,
@@ -24,6 +25,10 @@ from protocol.transport import (
 )  # fmt: skip
 from simulations.link import End
 
+PLACE_US: Final = 1_800_000_000  # node/relay.py
+_REACH_US: Final = int(REACH_S * 1e6)
+Found = Callable[[Reached | Reserved | PeerUnreachable], None]
+
 if TYPE_CHECKING:  # the network makes its transports
     from simulations.network import SimNetwork
 
@@ -34,6 +39,7 @@ class SimTransport:
     Attributes:
         paused: its owner takes no events; frames stay with their senders, other events wait here.
         ends: links by peer; the network's business.
+        serves_circuits: it is a relay. Set it before `open`.
     """
 
     def __init__(
@@ -42,6 +48,7 @@ class SimTransport:
         self.swarm_key = key
         self.paused = False
         self.ends: dict[PeerID, End] = {}
+        self.serves_circuits = False
         self._network = network
         self._peer = peer
         self._emit = emit
@@ -128,6 +135,35 @@ class SimTransport:
         end = self.ends.get(peer)
         if end is not None and not end.finishing:
             self._network.finish(end, reason)
+
+    # ---- reachability, as in node/reach.py
+
+    def accepted(self, peer: PeerID) -> bool:
+        """See Outreach."""
+        end = self.ends.get(peer)
+        return end is not None and end.accepted and end.relay is None
+
+    def reach_out(self, spec: ReachTest | Reserve, done: Found) -> None:
+        """Carry out a job of gossip/reachability.py; `done` is called later, unless this life is over by then."""
+        wait_us, found = self._reach(spec) if isinstance(spec, ReachTest) else self._reserve(spec.relay)
+        self._network.heap.after(wait_us, lambda: done(found) if self._open else None)
+
+    def _reach(self, spec: ReachTest) -> tuple[int, Reached]:
+        end = self.ends.get(spec.peer)
+        if end is None:
+            return 0, Reached((), "not linked", tried=False)
+        host = self._network.address(spec.peer).host if end.relay is None else None
+        usable, reasons = testable(spec.peer, spec.addrs, host)
+        knocks = [(text, addr, *self._network.knock(self, spec.peer, addr)) for text, addr in usable]
+        reasons += [f"{addr}: {refusal}" for _, addr, _, refusal in knocks if refusal is not None]
+        reached = tuple(text for text, _, _, refusal in knocks if refusal is None)
+        return min(_REACH_US, max((us for _, _, us, _ in knocks), default=0)), Reached(reached, "; ".join(reasons))
+
+    def _reserve(self, relay: PeerID) -> tuple[int, Reserved | PeerUnreachable]:
+        place = self._network.place(self, relay, PLACE_US)
+        if isinstance(place, str):
+            return 0, PeerUnreachable(place)
+        return 2 * self._network.latency_us(self._peer, relay), Reserved((str(place),), PLACE_US)
 
     # ---- for the network
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from kernel.commands import CancelTask, Submit
+from kernel.commands import CancelTask, Offer, Submit
 from kernel.task import Task
 from kernel.turns.rank import current_claim
 from node.core import CoreConfig, Membership, NodeCore
@@ -66,6 +66,7 @@ class SwarmConfig:
     skews_us: tuple[int, ...] = ()
     boot_spread_us: int = 500_000
     bootstrap: int = 2  # how many nodes the ticket names
+    offer: Callable[[int], Offer] = lambda _: Offer()  # what a node says of its agents
     dim: int = 512
     build_core: Callable[..., NodeCore] = NodeCore
 
@@ -123,7 +124,9 @@ class SimSwarm:
         member = Membership(key, self.user, self.genesis, chain, tuple(addrs[: config.bootstrap]))
         engine = ScriptedEngine(config.engine, self.seed, config.dim)
         skew_us = config.skews_us[index] if index < len(config.skews_us) else 0
-        return SimHost(index, member, world, config.disk, engine, skew_us=skew_us)
+        host = SimHost(index, member, world, config.disk, engine, skew_us=skew_us)
+        host.offer = config.offer(index)
+        return host
 
     # ---- what is done to the swarm
 
@@ -282,9 +285,16 @@ class SimSwarm:
             raise Violation(self.report(str(exc))) from exc
 
     def linked(self) -> bool:
-        """True when every node is up and linked to every other, and knows what each offers."""
-        full = len(self.hosts) - 1
-        return all(h.up and len(h.core.links.linked) == full and len(h.core.kernel.offers()) > full for h in self.hosts)
+        """True when every node is up and holds its links, knows that all others live, and what each offers."""
+        return all(self._joined(host) for host in self.hosts)
+
+    def _joined(self, host: SimHost) -> bool:
+        others, config = len(self.hosts) - 1, self.config.core.gossip
+        links = others if others <= config.links_full_max else min(config.links_min, others)
+        if not host.up or len(host.core.links.linked) < links:
+            return False
+        complete = not host.core.records.complete or len(host.core.kernel.offers()) > others
+        return complete and len(host.core.members.alive()) == others
 
     def settle(self, limit_s: float = SETTLE_S) -> None:
         """The liveness phase: no more faults, everybody back, until the swarm is quiet; then the end checks.

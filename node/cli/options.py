@@ -26,6 +26,9 @@ TimeoutOption = Annotated[
 ListenOption = Annotated[
     list[str] | None, typer.Option("--listen", metavar="MULTIADDR", help="Address to bind; may be repeated.")
 ]
+RelayOption = Annotated[
+    str | None, typer.Option("--relay", metavar="USE", help="off, client (be reached through one) or serve (be one).")
+]
 EngineOption = Annotated[str | None, typer.Option("--engine", metavar="KIND", help="embedded, openai or none.")]
 
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?")
@@ -55,11 +58,13 @@ def seconds_of(text: str, option: str) -> float:
     return seconds
 
 
-def flags_of(listen: list[str] | None, engine: str | None) -> dict[str, dict[str, object]]:
+def flags_of(listen: list[str] | None, engine: str | None, relay: str | None = None) -> dict[str, dict[str, object]]:
     """Options as settings that stand above file and environment."""
     flags: dict[str, dict[str, object]] = {}
     if listen:
         flags["node"] = {"listen": tuple(listen)}
+    if relay is not None:
+        flags.setdefault("node", {})["relay"] = relay
     if engine is not None:
         flags["engine"] = {"kind": engine}
     return flags

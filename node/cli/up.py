@@ -16,6 +16,7 @@ from node.cli.options import (
     ListenOption,
     OutputOption,
     ProfileOption,
+    RelayOption,
     flags_of,
     profile_of,
     screen_of,
@@ -27,10 +28,11 @@ from node.keystore import Keystore
 from protocol.peer import short
 
 
-def up(
+def up(  # noqa: PLR0913 - one argument per option
     *,
     listen: ListenOption = None,
     engine: EngineOption = None,
+    relay: RelayOption = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log everything.")] = False,
     profile: ProfileOption = None,
     output: OutputOption = Form.HUMAN,
@@ -43,7 +45,7 @@ def up(
     screen, place = screen_of(output, json_form=json_form), profile_of(profile)
     configure(sys.stderr, short(Keystore(place).node().public), verbose=verbose)
 
-    config = load_config(place, os.environ, flags_of(listen, engine))
+    config = load_config(place, os.environ, flags_of(listen, engine, relay))
     run_daemon(place, config, os.environ, lambda started: _tell_started(screen, started))
 
 

@@ -9,13 +9,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from protocol.identity import KeyPair, verify_raw
 from protocol.op import OpKind, Position, decode_wire_op, make_op
 from protocol.records import Unit, body_bytes, parse_body
-from simulations.bench.figure import Figure, cpu_s
+from simulations.bench.figure import Beside, Line, cpu_s, held
+from simulations.bench.options import Options
 
 OPS = 1_000
 TARGET = 0.8
 
 
-def run() -> Iterator[Figure]:
+def run(_options: Options) -> Iterator[Line]:
     """One figure: ops per CPU second."""
     keys = KeyPair(bytes(range(32)))
     body = body_bytes(Unit(agent="reasoning", role="reasoning", content="x" * 400, summary="y" * 120, emb=bytes(512)))
@@ -36,7 +37,7 @@ def run() -> Iterator[Figure]:
             assert parse_body(op.kind, op.body) is not None
 
     baseline, value = OPS / cpu_s(bare), OPS / cpu_s(ours)
-    yield Figure(
-        "codec", "decode, verify and parse one unit op", round(value), "ops/s", round(baseline),
-        "Ed25519 verify alone (cryptography)", round(value / baseline, 2), f">= {TARGET}", value / baseline >= TARGET,
+    yield held(
+        "codec", "decode, verify and parse one unit op", (value, "ops/s"),
+        Beside(baseline, "Ed25519 verify alone (cryptography)"), f">= {TARGET}", ok=value / baseline >= TARGET,
     )  # fmt: skip

@@ -158,6 +158,13 @@ def test_who_lacks_one_thing_is_rejected_for_it(reason: str) -> None:
     assert (silent.rejected, silent.more) == ((), 1)
 
 
+def test_whose_node_is_down_is_rejected_with_the_reason() -> None:
+    filters = Filters(down={record(1).publisher: "dead"})
+    found = find([record(1), record(2)], ask(), filters, NOW_MS, {}, explain_max=9)
+    assert names(found.hits) == [2]
+    assert [(each.reason, "dead" in each.why) for each in found.rejected] == [("down", True)]
+
+
 def test_a_vector_of_another_length_is_another_encoder() -> None:
     assert reasons(record(vector=bytes(DIM + 1))) == ["encoder"]
 

@@ -84,3 +84,20 @@ def test_at_most_eight_addresses_of_a_peer_are_used() -> None:
     addrs = tuple(f"/ip4/192.0.2.{n}/tcp/1" for n in range(1, 100))
     usable, refused = usable_addresses(PeerInfo(OTHER, addrs), lambda _addr: False)
     assert len(usable) + len(refused) == 8
+
+
+def test_circuits_come_after_every_direct_address_and_lead_to_this_peer() -> None:
+    relay = PeerID(bytes(32))
+    circuit, foreign = str(Multiaddr("192.0.2.1", 1, OTHER, relay)), str(Multiaddr("192.0.2.1", 1, ME, relay))
+    own = str(Multiaddr("192.0.2.5", 1, OTHER, relay))
+    addrs = (circuit, foreign, own, "/ip4/192.0.2.2/tcp/1")
+    usable, refused = usable_addresses(PeerInfo(OTHER, addrs), lambda addr: addr.host == "192.0.2.5")
+    assert [str(addr) for addr in usable] == ["/ip4/192.0.2.2/tcp/1", circuit]
+    assert len(refused) == 2
+
+
+@pytest.mark.parametrize("use", ["listen", "announce"])
+def test_a_circuit_is_nothing_to_bind_or_announce_by_hand(use: str) -> None:
+    circuit = (str(Multiaddr("192.0.2.1", 1, OTHER, PeerID(bytes(32)))),)
+    with pytest.raises(ConfigError, match="relay"):
+        ListenAddresses(circuit if use == "listen" else (), circuit if use == "announce" else ())

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -22,9 +23,11 @@ from libp2p.exceptions import BaseLibp2pError
 
 import node.lanes
 import node.links
+import node.reach
 import node.transport
 from node.selftest import self_test
-from node.transport import LIBRARY_LOG_LEVEL, PROTOCOLS, Libp2pTransport, build_host, dial, open_stream, run_host
+from node.transport import PROTOCOLS, Libp2pTransport
+from node.transport_host import LIBRARY_LOG_LEVEL, build_host, dial, open_stream, run_host
 from protocol.codec import frame
 from protocol.errors import ConfigError
 from protocol.peer import Multiaddr, PeerID, PeerInfo, peer_text
@@ -359,3 +362,45 @@ async def test_killed_peers_are_told_at_once_and_the_node_serves_on() -> None:
         assert friend.send(a.peer, Lane.CONTROL, b"still served")
         await network.settle(lambda: bool(seen(a, LinkFrame, friend.peer)))
         assert real(a).counters["misbehaved"] == 0
+
+
+async def test_dialling_back_needs_the_peer_itself_to_answer_and_leaves_no_connection() -> None:
+    async with harness() as network:
+        a, b, c = await network.node(), await network.node(), await network.node()
+        await linked(network, a, b)
+        before = len(real(b)._network.get_connections())
+        for _ in range(5):
+            found = await real(b).reach(a.peer, (*c.addrs, *b.addrs, *a.addrs))
+            assert found.addrs == a.addrs
+            assert "is our own" in found.reason
+        await network.settle(lambda: len(real(b)._network.get_connections()) == before)
+        await network.settle(lambda: len(real(a)._network.get_connections()) == before)
+        assert not seen(a, LinkDown)
+        assert not real(a).counters["misbehaved"]
+
+
+async def test_a_silent_address_does_not_keep_the_others_from_being_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node.reach, "REACH_S", 0.5)
+    async with harness() as network:
+        a, b = await network.node(), await network.node()
+        await linked(network, a, b)
+        with socket.socket() as mute:  # it listens and never accepts
+            mute.bind(("127.0.0.1", 0))
+            mute.listen(1)
+            silent = f"/ip4/127.0.0.1/tcp/{mute.getsockname()[1]}"
+            found = await real(b).reach(a.peer, (silent, *a.addrs))
+        assert found.addrs == a.addrs
+        assert "no answer within" in found.reason
+
+
+async def test_the_other_end_of_an_ipv6_link_is_known() -> None:
+    with socket.socket(socket.AF_INET6) as sock:
+        try:
+            sock.bind(("::1", 0))
+        except OSError:
+            pytest.skip("no IPv6 loopback here")
+    async with TrioHarness(lambda spec: transport(spec.number, "/ip6/::1/tcp/0", psk=bytes(32))) as network:
+        a, b = await network.node(), await network.node()
+        await linked(network, a, b)
+        assert real(b).accepted(a.peer)
+        assert (await real(b).reach(a.peer, a.addrs)).addrs == a.addrs

@@ -67,6 +67,7 @@ class MemoryConnection:
     dialled_by: PeerID
     streams: dict[Lane, MemoryStream]
     closed: trio.Event = field(default_factory=trio.Event)
+    remote_address: tuple[str, int] | None = ("127.0.0.1", 4001)
 
     def stream(self, lane: Lane) -> MemoryStream:
         return self.streams[lane]
@@ -163,6 +164,19 @@ def test_simultaneous_dials_give_one_link_on_both_sides(small_s: float, large_s:
             assert small.events() == [LinkFrame(LARGE, Lane.BULK, b"other way")]
 
     in_virtual_time(run)
+
+
+async def test_who_was_dialled_knows_it_unless_a_relay_carries_the_link(autojump_clock: MockClock) -> None:
+    async with pair() as (small, large):
+        assert not large.table.accepted(SMALL)
+        assert large.table.connection(SMALL) is None
+        small.dial(large, 0)
+        await trio.sleep(1)
+        assert (small.table.accepted(LARGE), large.table.accepted(SMALL)) == (False, True)
+        conn = large.table.connection(SMALL)
+        assert isinstance(conn, MemoryConnection)
+        conn.remote_address = None
+        assert not large.table.accepted(SMALL)
 
 
 async def test_the_arbiter_lets_a_restarted_peer_replace_its_stale_link(autojump_clock: MockClock) -> None:

@@ -20,11 +20,13 @@ from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, NoReturn, Protocol, Self, TypeVar
+from typing import Any, NoReturn, Protocol, Self, TypeVar, cast
 
 import trio
 
-from protocol.peer import PeerID, PeerInfo, peer_text
+from gossip.reach import Reached
+from node.reach import Outreach
+from protocol.peer import Multiaddr, PeerID, PeerInfo, peer_text
 from protocol.transport import (
     FRAME_BYTES_MAX,
     QUEUE_FRAMES_MAX,
@@ -58,6 +60,8 @@ class Node(Protocol):
     def send(self, peer: PeerID, lane: Lane, frame: bytes) -> bool: ...
     def connect(self, info: PeerInfo) -> None: ...
     def disconnect(self, peer: PeerID, reason: str) -> None: ...
+    def accepted(self, peer: PeerID) -> bool: ...
+    async def reach(self, peer: PeerID, addrs: tuple[str, ...]) -> Reached: ...
     def pause(self) -> None:
         """Stop taking events from the transport."""
 
@@ -361,6 +365,24 @@ async def check_raising_hello(harness: Harness) -> None:
     assert not seen(a, LinkDown, c.peer)
 
 
+async def check_dialling_back(harness: Harness) -> None:
+    """Who was dialled knows it; dialling back finds the good addresses and makes, ends and hides no link."""
+    a, b, c = await harness.node(), await harness.node(), await harness.node()
+    assert await a.reach(b.peer, b.addrs) == Reached((), "not linked", tried=False)
+    await linked(harness, a, b)
+    assert (a.accepted(b.peer), b.accepted(a.peer)) == (False, True)
+    closed = str(Multiaddr(Multiaddr.parse(a.addrs[0]).host, 1))
+    asked = (closed, *a.addrs, *c.addrs, "/ip4/8.8.8.8/tcp/1", "/ip4/0.0.0.0/tcp/1", "nonsense")
+    found = await b.reach(a.peer, asked)
+    assert found.addrs == a.addrs
+    assert all(addr in found.reason for addr in (closed, *c.addrs, "/ip4/8.8.8.8/tcp/1"))
+    assert (await a.reach(b.peer, ())).addrs == ()
+    await harness.idle()
+    assert [type(event) for event in (*a.events, *b.events, *c.events)] == [LinkUp, LinkUp]
+    assert a.send(b.peer, Lane.CONTROL, b"still here")
+    await harness.settle(lambda: bool(seen(b, LinkFrame)))
+
+
 CHECKS: tuple[Check, ...] = (
     check_exchange,
     check_one_link_up_with_hello,
@@ -376,6 +398,7 @@ CHECKS: tuple[Check, ...] = (
     check_peer_stops,
     check_swarm_key,
     check_raising_hello,
+    check_dialling_back,
 )
 
 
@@ -415,6 +438,12 @@ class TrioNode:
 
     def resume(self) -> None:
         self._going.set()
+
+    def accepted(self, peer: PeerID) -> bool:
+        return cast("Outreach", self.transport).accepted(peer)
+
+    async def reach(self, peer: PeerID, addrs: tuple[str, ...]) -> Reached:
+        return await cast("Outreach", self.transport).reach(peer, addrs)
 
     async def stop(self) -> None:
         self._stop.set()

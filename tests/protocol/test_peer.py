@@ -13,12 +13,10 @@ from protocol.peer import ADDRESS_CHARS_MAX, Multiaddr, PeerID, parse_peer, peer
 from tests.strategies import ids, keypair
 
 PEER = PeerID(keypair("peer").public)
-addresses = st.builds(
-    Multiaddr,
-    st.ip_addresses().map(str),
-    st.integers(0, 65535),
-    st.none() | ids.map(PeerID),
-)
+hosts, ports = st.ip_addresses().map(str), st.integers(0, 65535)
+pairs = st.lists(ids.map(PeerID), min_size=2, max_size=2, unique=True)
+circuits = st.builds(lambda host, port, pair: Multiaddr(host, port, *pair), hosts, ports, pairs)
+addresses = st.builds(Multiaddr, hosts, ports, st.none() | ids.map(PeerID)) | circuits
 
 
 @given(ids)
@@ -55,6 +53,16 @@ def test_an_address_comes_back_equal(addr: Multiaddr) -> None:
     assert Multiaddr.parse(str(addr)) == addr
 
 
+@given(circuits)
+def test_a_circuit_names_the_relay_first_and_goes_to_its_address(addr: Multiaddr) -> None:
+    assert addr.relay is not None
+    assert addr.peer is not None
+    parts = str(addr).split("/")
+    assert parts[6:] == [peer_text(addr.relay), "p2p-circuit", "p2p", peer_text(addr.peer)]
+    assert addr.base == Multiaddr(addr.host, addr.port)
+    assert addr.dialable is addr.base.dialable
+
+
 @given(addresses, st.data())
 def test_damaged_address_text_is_another_address_or_refused(addr: Multiaddr, data: st.DataObject) -> None:
     text = str(addr)
@@ -85,7 +93,13 @@ def test_any_other_text_is_refused_with_one_error(text: str) -> None:
         "/ip4/01.2.3.4/tcp/1", "/ip4/::1/tcp/1", "/ip6/1.2.3.4/tcp/1", "/ip4/1.2.3.4/tcp/1/p2p",
         f"/ip4/1.2.3.4/tcp/1/ipfs/{peer_text(PEER)}",
         "/ip4/1.2.3.4/tcp/1/p2p/QmYwAPJzv5CZsnA625s3Xf2nemtYgPpHdWEz79ojWnPbdG",
-        f"/ip4/1.2.3.4/tcp/1/p2p/{peer_text(PEER)}/p2p-circuit", "/ip4/1.2.3.4/tcp/1/p2p/" + "1" * ADDRESS_CHARS_MAX,
+        f"/ip4/1.2.3.4/tcp/1/p2p/{peer_text(PEER)}/p2p-circuit",
+        f"/ip4/1.2.3.4/tcp/1/p2p-circuit/p2p/{peer_text(PEER)}",
+        f"/ip4/1.2.3.4/tcp/1/p2p/{peer_text(PEER)}/p2p-circuit/p2p/{peer_text(PEER)}",
+        f"/ip4/1.2.3.4/tcp/1/p2p/{peer_text(PEER)}/p2p-circuit/p2p/x",
+        f"/ip4/1.2.3.4/tcp/1/p2p/{peer_text(PEER)}/p2p-circuit/ipfs/{peer_text(bytes(32))}",
+        f"/ip4/1.2.3.4/tcp/1/p2p/{peer_text(PEER)}/p2p-circuit/p2p/{peer_text(bytes(32))}/p2p-circuit",
+        "/ip4/1.2.3.4/tcp/1/p2p/" + "1" * ADDRESS_CHARS_MAX,
         "/ip6/fe80::1%eth0/tcp/1", "/ip6/2001:db8::1%\x1b[2J/tcp/1",
     ],
 )  # fmt: skip

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from gossip.reach import Reached, ReachTest
 from protocol.peer import PeerID, PeerInfo
 from protocol.transport import HelloSource, Lane, TransportEvent
 from simulations.heap import EventHeap
@@ -43,6 +44,17 @@ class SimNode:
 
     def disconnect(self, peer: PeerID, reason: str) -> None:
         self._transport.disconnect(peer, reason)
+
+    def accepted(self, peer: PeerID) -> bool:
+        return self._transport.accepted(peer)
+
+    async def reach(self, peer: PeerID, addrs: tuple[str, ...]) -> Reached:
+        found: list[object] = []
+        self._transport.reach_out(ReachTest(peer, addrs), found.append)
+        while not found:
+            assert self._heap.step()
+        assert isinstance(found[0], Reached)
+        return found[0]
 
     def pause(self) -> None:
         self._transport.pause()

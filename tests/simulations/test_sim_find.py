@@ -52,19 +52,22 @@ def test_everybody_finds_everybody_by_meaning(n: int) -> None:
         assert [line["mine"] for line in value["agents"]].count(True) == 1
 
 
-def test_a_node_that_leaves_is_gone_at_once_and_one_that_dies_is_not_linked() -> None:
+def test_a_node_that_leaves_is_gone_at_once_and_so_is_one_that_dies() -> None:
+    """Case D2: the record of the dead one lives on for hours, and offers nobody any more."""
     swarm = begun(5)
     swarm.stop(3)
     swarm.crash(4)
     swarm.run_for(20)
     value = found(swarm, 0)
-    assert {line["peer"] for line in value["agents"]} == peers_of(swarm, 0, 1, 2, 4)
-    ghosts = {line["peer"] for line in value["agents"] if not (line["linked"] or line["mine"])}
-    assert ghosts == peers_of(swarm, 4)
-    assert {(line["peer"], line["reason"]) for line in value["rejected"]} == {
-        (peer, "withdrawn") for peer in peers_of(swarm, 3)
+    assert {line["peer"] for line in value["agents"]} == peers_of(swarm, 0, 1, 2)
+    assert {line["peer"]: line["reason"] for line in value["rejected"]} == {
+        **dict.fromkeys(peers_of(swarm, 3), "withdrawn"),
+        **dict.fromkeys(peers_of(swarm, 4), "down"),
     }
     assert [line["peer"] for line in asked(swarm, 0, ListAgents())] == [line["peer"] for line in value["agents"]]
+    swarm.restart(4)
+    swarm.run_for(10)
+    assert {line["peer"] for line in found(swarm, 0)["agents"]} == peers_of(swarm, 0, 1, 2, 4)
 
 
 def test_a_filter_that_nobody_passes_finds_nobody_and_names_all() -> None:

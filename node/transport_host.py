@@ -1,0 +1,147 @@
+# pyright: basic, reportMissingImports=false
+"""The library's host as this project builds it: TCP, Noise, Yamux, nothing that acts on its own, handlers guarded.
+
+One of the three files that import libp2p (node/transport.py has the rules, and the P numbers of libp2p.md §2).
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Final
+
+with warnings.catch_warnings():
+    # The library imports modules that its own dependencies have deprecated.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from libp2p import new_host
+    from libp2p.crypto.ed25519 import create_new_key_pair
+    from libp2p.crypto.x25519 import create_new_key_pair as create_new_x25519_key_pair
+    from libp2p.custom_types import TProtocol
+    from libp2p.identity.identify_push.identify_push import ID_PUSH
+    from libp2p.network.config import ConnectionConfig, RetryConfig
+    from libp2p.network.exceptions import SwarmException
+    from libp2p.peer.id import ID
+    from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
+    from libp2p.rcmgr import ResourceManager
+    from libp2p.rcmgr.connection_limits import ConnectionLimits
+    from libp2p.security.insecure.transport import PLAINTEXT_PROTOCOL_ID as PLAINTEXT_ID, InsecureTransport
+    from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_ID, Transport as NoiseTransport
+    from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_ID, Yamux
+    from multiaddr import Multiaddr as LibraryMultiaddr
+
+from node.streams import LibraryObject
+from protocol.errors import ConfigError
+from protocol.peer import PeerID, peer_text
+from protocol.transport import DIAL_TIMEOUT_S
+
+LIBP2P_VERSION: Final = "0.8.1"
+CONNECTIONS_MAX: Final = 300
+CONNECTIONS_PER_PEER_MAX: Final = 32  # a closed one counts for another 0.2 s, so a quick series needs some
+
+# Everything the library reports at ERROR or below is a peer's doing or is raised to us as well.
+LIBRARY_LOG_LEVEL: Final = logging.CRITICAL
+
+
+def check_library_version() -> None:
+    """Row 1 of the self-test: this file relies on private attributes of one version.
+
+    Raises:
+        ConfigError: another version is installed.
+    """
+    found = importlib.metadata.version("libp2p")
+    if found != LIBP2P_VERSION:
+        raise ConfigError(f"libp2p {found} is installed, this node needs {LIBP2P_VERSION}")
+
+
+def build_host(
+    key_seed: bytes, psk: bytes | None, announced: Callable[[object], list[LibraryMultiaddr]]
+) -> LibraryObject:
+    """A host with TCP, Noise and Yamux that never dials on its own (P3, P14, P18, P19, P20)."""
+    for name in tuple(logging.root.manager.loggerDict):
+        if name.partition(".")[0] == "libp2p":  # some of its loggers set their own level
+            logging.getLogger(name).setLevel(LIBRARY_LOG_LEVEL)
+    key_pair = create_new_key_pair(key_seed)
+    noise = NoiseTransport(key_pair, noise_privkey=create_new_x25519_key_pair().private_key)
+    host: LibraryObject = new_host(
+        key_pair=key_pair,
+        sec_opt={NOISE_ID: noise},
+        muxer_opt={TProtocol(YAMUX_ID): Yamux},
+        psk=psk.hex() if psk is not None else None,
+        addrs_factory=announced,
+        disable_identify_address_discovery=True,
+        # Its rate limit (10 connections per second and peer) is checked after the costly handshake and hits
+        # both directions; back-off is our peer manager's, and the link table bounds what one peer may hold.
+        resource_manager=ResourceManager(
+            enable_rate_limiting=False,
+            connection_limits=ConnectionLimits(
+                max_established_per_peer=CONNECTIONS_PER_PEER_MAX, max_established_total=CONNECTIONS_MAX
+            ),
+        ),
+        connection_config=ConnectionConfig(
+            max_connections=CONNECTIONS_MAX,
+            min_connections=0,
+            low_watermark=0,
+            high_watermark=CONNECTIONS_MAX,
+            inbound_upgrade_timeout=DIAL_TIMEOUT_S,
+            outbound_upgrade_timeout=DIAL_TIMEOUT_S,
+        ),
+    )
+    network: LibraryObject = host.get_network()
+    network.retry_config = RetryConfig(max_retries=0)  # a refused address fails in ms, not after 0.7 s
+    network.dial_peer = _no_own_dial
+    # Private: identify would be asked by a system task, out of reach of every guard, for addresses we do not use.
+    host._schedule_identify = _no_identify  # noqa: SLF001 - see above
+    host.remove_stream_handler(ID_PUSH)
+    return host
+
+
+def build_plaintext_host(key_seed: bytes) -> LibraryObject:
+    """A host that offers no security at all, for row 3 of the self-test only."""
+    key_pair = create_new_key_pair(key_seed)
+    return new_host(key_pair=key_pair, sec_opt={PLAINTEXT_ID: InsecureTransport(key_pair)})
+
+
+def run_host(host: LibraryObject, *listen: str) -> AbstractAsyncContextManager[None]:
+    """Run a host while in the context."""
+    context: AbstractAsyncContextManager[None] = host.run(listen_addrs=[LibraryMultiaddr(text) for text in listen])
+    return context
+
+
+async def dial(host: LibraryObject, peer: PeerID, addr: str) -> LibraryObject:
+    """An authenticated connection to `peer` at one address. Raises whatever the library raises."""
+    return await host.get_network().dial_addr(LibraryMultiaddr(addr), ID.from_string(peer_text(peer)))
+
+
+async def open_stream(host: LibraryObject, swarm_conn: LibraryObject, protocol: str) -> LibraryObject:
+    """A stream on this very connection; `host.new_stream` would choose one of several by itself."""
+    stream = await swarm_conn.new_stream()
+    communicator = MultiselectCommunicator(stream)
+    await host.multiselect_client.select_one_of([TProtocol(protocol)], communicator, int(DIAL_TIMEOUT_S))
+    stream.set_protocol(TProtocol(protocol))
+    return stream
+
+
+async def _no_own_dial(peer_id: object) -> list[object]:
+    raise SwarmException(f"no dial to {peer_id} from the peerstore (P18)")
+
+
+def _no_identify(_peer_id: object, *, reason: str) -> None:
+    del reason
+
+
+def guard(host: LibraryObject, on_error: Callable[[Exception], None]) -> None:
+    """P1: no exception leaves a stream handler, whichever protocol it serves."""
+    network = host.get_network()
+    inner = network.common_stream_handler
+
+    async def guarded(stream: LibraryObject) -> None:
+        try:
+            await inner(stream)
+        except Exception as exc:  # noqa: BLE001 - the guard (P1); Cancelled is a BaseException and passes
+            on_error(exc)
+            await stream.reset()
+
+    network.set_stream_handler(guarded)
