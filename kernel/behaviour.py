@@ -81,6 +81,7 @@ from protocol.transport import Lane
 __all__ = ["Kernel", "Self"]
 
 TRUST_TASKS_MAX = 1_000  # the newest tasks tell what peers are worth
+DOWN_MAX = 4_096  # members that are down, remembered
 _TASK_PREFIX_MIN = 4
 
 
@@ -106,6 +107,7 @@ class Kernel:
         self._tasks: dict[bytes, Task] = {}
         self._linked: dict[PeerID, None] = {}
         self._alive: dict[PeerID, None] = {}  # members that may be given work, linked or not
+        self._down: dict[bytes, str] = {}  # members that are not, with the reason; the longest down goes first
         self._agents: dict[bytes, dict[str, AgentValue]] = {}  # peer -> its live records, by agent
         self._offers: dict[bytes, Candidate] = {}  # peer -> these records as one
         self._job_of: dict[JobId, tuple[bytes, object]] = {}  # job -> (space, spec)
@@ -116,7 +118,7 @@ class Kernel:
 
     def _view(self) -> View:
         newest = list(self._tasks.values())[-TRUST_TASKS_MAX:]
-        return View(frozenset(self._linked), first_hand(task.fold for task in newest))
+        return View(frozenset(self._linked), first_hand(task.fold for task in newest), self._down)
 
     def _world(self) -> tuple[dict[bytes, Candidate], frozenset[bytes]]:
         return self._offers, frozenset((self._me, *self._alive))
@@ -166,9 +168,11 @@ class Kernel:
                 return []
             case MemberUp(peer):
                 self._alive[peer] = None
+                self._down.pop(peer, None)
                 return self._consider_all(now_us)
-            case MemberDown(peer, _):
+            case MemberDown(peer, why):
                 self._alive.pop(peer, None)
+                self._note_down(peer, why)
                 return self._consider_all(now_us)
             case RecordChanged(record, live) if isinstance(record.value, AgentValue):
                 self._directory.on_record(record, live=live)
@@ -187,6 +191,12 @@ class Kernel:
                 return ended + [e for task in self._sorted() for e in self._turns.give_back(task, "leaving", now_us)]
             case _:
                 return []
+
+    def _note_down(self, peer: PeerID, why: str) -> None:
+        self._down.pop(peer, None)
+        self._down[peer] = why
+        if len(self._down) > DOWN_MAX:
+            del self._down[next(iter(self._down))]
 
     def _sorted(self) -> list[Task]:
         return [self._tasks[space] for space in sorted(self._tasks)]

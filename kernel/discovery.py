@@ -21,7 +21,7 @@ cores under some load]; so it runs within the step of the core.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from math import isqrt
 from typing import Final, Literal
@@ -36,7 +36,7 @@ from protocol.capability import AgentValue, SignedRecord
 
 DataPolicy = Literal["local", "external"]
 Reason = Literal[
-    "withdrawn", "expired", "tool", "model", "context", "price", "data", "skill", "encoder", "no_vector",
+    "withdrawn", "expired", "down", "tool", "model", "context", "price", "data", "skill", "encoder", "no_vector",
     "below_threshold", "beyond_limit",
 ]  # fmt: skip
 
@@ -84,6 +84,7 @@ class Filters:
         price_max: it costs at most so many micro-money for 1,000 tokens.
         data_policy: where prompts go.
         skill: one of its skills or tags, or the start of its taxonomy path, case-blind.
+        down: publishers that are not alive, with the reason: no work goes to a ghost (case D2).
     """
 
     tools: tuple[str, ...] = ()
@@ -92,6 +93,7 @@ class Filters:
     price_max: int | None = None
     data_policy: DataPolicy | None = None
     skill: str = ""
+    down: Mapping[bytes, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +194,8 @@ def _fault(record: SignedRecord, value: AgentValue, filters: Filters, now_ms: in
         reason = "withdrawn"
     elif not record.live(now_ms):
         reason = "expired"
+    elif record.publisher in filters.down:
+        reason = "down"
     elif filters.tools and not set(filters.tools) <= set(value.tools):
         reason = "tool"
     elif filters.model and filters.model.casefold() not in value.model.casefold():
@@ -229,6 +233,7 @@ def _why(faulty: _Faulty, filters: Filters, query: Query | None, now_ms: int) ->
     mine, wanted = value.encoder or "no encoder", query.encoder if query is not None else ""
     words: dict[str, str] = {
         "withdrawn": "its node took it back",
+        "down": f"its node is down: {filters.down.get(record.publisher, 'no reason')}",
         "expired": f"it ended {max(0, now_ms - record.expiry_ms) // 1000} s ago",
         "tool": f"it lacks {', '.join(tool for tool in filters.tools if tool not in value.tools)}",
         "model": f"it runs {value.model or 'an unnamed model'}",

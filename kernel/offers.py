@@ -114,9 +114,9 @@ class Offers:
         self._index.take(record, live=live)
 
     def agents(self, now_us: int) -> list[Line]:
-        """One line per live record, by tier, publisher and key."""
+        """One line per live record of a node that is not down, by tier, publisher and key."""
         now_ms, view = self._clock.now_ms(now_us), self._view()
-        found = find(self._index.live, None, Filters(), now_ms, view.trust)
+        found = find(self._index.live, None, Filters(down=view.down), now_ms, view.trust)
         return [hit_line(hit, self._me, now_ms, view) for hit in found.hits]
 
     # ---- find, jobs and time

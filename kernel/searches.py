@@ -21,7 +21,7 @@ Rules of this file
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from dht.directory import PROBES_MAX
@@ -60,10 +60,11 @@ Slot = tuple[bytes, bytes]
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What else this node knows of the peers behind the records: who is linked, and what it saw of them."""
+    """What else this node knows of the peers behind the records: who is linked or down, and what it saw of them."""
 
     linked: frozenset[bytes]
     trust: Mapping[bytes, Trust]
+    down: Mapping[bytes, str] = field(default_factory=dict)
 
 
 def _complete() -> bool:
@@ -244,7 +245,8 @@ class Searches:
         threshold = Threshold(self._threshold.tau, command.limit or self._threshold.k)
         query, explain_max = Query(asked.vector, self._encoder.id, threshold), REJECTED_MAX if command.explain else 0
         records = self._index.merged(way.records)
-        found = find(records, query, command.filters, now_ms, view.trust, explain_max=explain_max)
+        filters = replace(command.filters, down=view.down)
+        found = find(records, query, filters, now_ms, view.trust, explain_max=explain_max)
         answer: Line = {
             "encoder": self._encoder.id,
             "threshold": round(threshold.tau.p / threshold.tau.q, 4),
