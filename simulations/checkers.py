@@ -19,12 +19,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gossip.replication import TOPIC as OPS
 from gossip.space_log import SpaceLog
 from kernel.commands import Submit
 from kernel.task import Task
 from protocol.contract import ZERO, Vector, add, fits, least
 from protocol.machine import Effect, Persist, Received, Send
-from protocol.messages import Fetched, OpBatch, Receipt
+from protocol.messages import Fetched, Frame, OpBatch, Receipt, Spread
 from protocol.op import Op, decode_wire_op
 from protocol.records import Claim, Done
 from protocol.store import OpRow
@@ -83,6 +84,17 @@ class Reach(Checker):
             raise Violation(f"node {host.index} took {type(event).__name__} outside its life")
 
 
+def ops_in(frame: Frame) -> tuple[bytes, ...]:
+    """The ops that a frame carries, whatever its way: pushed, fetched or spread."""
+    match frame:
+        case OpBatch(ops) | Fetched(ops=ops):
+            return ops
+        case Spread(topic, _, items) if topic == OPS:
+            return items
+        case _:
+            return ()
+
+
 class WriteAhead(Checker):
     """Nothing is told before it is durable."""
 
@@ -95,15 +107,11 @@ class WriteAhead(Checker):
         for effect in effects:
             if not isinstance(effect, Send):
                 continue
-            match effect.frame:
-                case OpBatch(ops) | Fetched(ops=ops):
-                    self._own_ops(host, ops)
-                case Receipt(space, _, ids):
-                    for op_id in ids:
-                        self._held(host, op_id, "gave a receipt for")
-                        self.receipted[op_id] = space
-                case _:
-                    pass
+            self._own_ops(host, ops_in(effect.frame))
+            if isinstance(effect.frame, Receipt):
+                for op_id in effect.frame.ids:
+                    self._held(host, op_id, "gave a receipt for")
+                    self.receipted[op_id] = effect.frame.space
 
     def _own_ops(self, host: SimHost, wires: tuple[bytes, ...]) -> None:
         for wire in wires:
@@ -127,11 +135,10 @@ class OneChain(Checker):
 
     def on_event(self, host: SimHost, event: object) -> None:  # noqa: ARG002 - whoever hears of it
         """See Checker."""
-        if isinstance(event, Received) and isinstance(event.frame, OpBatch | Fetched):
-            for wire in event.frame.ops:
-                if wire not in self._seen:
-                    self._seen[wire] = None
-                    self._note(decode_wire_op(wire))
+        for wire in ops_in(event.frame) if isinstance(event, Received) else ():
+            if wire not in self._seen:
+                self._seen[wire] = None
+                self._note(decode_wire_op(wire))
 
     def _note(self, op: Op) -> None:
         first = self._places.setdefault((op.space, op.author, op.seq), op.id)

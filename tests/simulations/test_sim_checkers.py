@@ -17,7 +17,7 @@ from kernel.turns.machine import Turns
 from node.core import NodeCore
 from protocol.contract import Vector
 from protocol.machine import AbortJob, Effect, Persist, Received, Send
-from protocol.messages import OpBatch, Ping, Receipt
+from protocol.messages import OpBatch, Ping, Receipt, Spread
 from protocol.op import OpKind
 from protocol.peer import PeerID
 from protocol.store import OpRow
@@ -105,7 +105,7 @@ def test_write_ahead_sees_a_push_before_the_disk() -> None:
 
 def test_write_ahead_sees_a_receipt_before_the_disk() -> None:
     def receipt_early(core: NodeCore, event: object, effects: list[Effect]) -> list[Effect]:
-        if not isinstance(event, Received) or not isinstance(event.frame, OpBatch):
+        if not isinstance(event, Received) or not isinstance(event.frame, Spread):
             return effects
         ops = [row.op for e in effects if isinstance(e, Persist) for row in e.rows if isinstance(row, OpRow)]
         early = [Send(event.peer, Lane.CONTROL, Receipt(op.space, 1, (op.id,), bytes(64))) for op in ops]
