@@ -14,13 +14,11 @@ Repair (gossip/repair.py) fills what pushing lost; this file never asks a peer f
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from gossip.charges import Charges
 from gossip.context import Context
 from gossip.events import (
-    Acked,
     Arrived,
     Broadcast,
     Durable,
@@ -34,12 +32,12 @@ from gossip.events import (
     Verdict,
 )
 from gossip.own_head import OwnHeads
+from gossip.receipts import Receipts, by_space, push
 from gossip.space_log import Added, LogRules, SpaceLog
 from gossip.space_table import SpaceTable
 from protocol.admission import check_chain
 from protocol.clock import HybridClock, hlc_from_ms
 from protocol.errors import DecodeError, Refused, StoreError
-from protocol.identity import prefixed
 from protocol.machine import (
     Boot,
     Count,
@@ -51,23 +49,20 @@ from protocol.machine import (
     Notify,
     Persist,
     Received,
-    Send,
     SetTimer,
     TimerFired,
     TimerKey,
 )
-from protocol.messages import BATCH_BYTES_MAX, BATCH_OPS_MAX, IDS_MAX, OpBatch, Receipt, message_id, receipt_bytes
+from protocol.messages import OpBatch, Receipt, message_id
 from protocol.op import Op, OpKind, Position, decode_wire_op, make_op
 from protocol.peer import PeerID
 from protocol.records import KIND_OF, SIGNED_BODIES, Join, Open, Record, body_bytes
 from protocol.spaces import swarm_space, task_space
-from protocol.store import OpRow, ReceiptRow
-from protocol.transport import Lane
+from protocol.store import OpRow
 from protocol.versions import MESH
 
 MACHINE = "replication"
 TOPIC = "ops"  # of the mesh
-LEVEL_DISK = 1  # the level a receipt states: on the holder's disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +100,7 @@ class Replication:
         self._table = SpaceTable(ctx.config, self._rules())
         self._logs = self._table.logs
         self._heads = OwnHeads(ctx.config)
+        self._receipts = Receipts(ctx)
         self._joined: dict[bytes, tuple[bytes, ...]] = {}  # space -> certificate of the own last join there
         self._unsaved: list[Op] = []
         self._saving: dict[JobId, _Saving] = {}
@@ -233,7 +229,7 @@ class Replication:
             case Arrived(peer, "ops", items) if peer in self._linked:
                 return self._on_arrived(peer, items, now_us)
             case Received(peer, Receipt() as receipt) if peer in self._linked:
-                return self._on_receipt(peer, receipt)
+                return self._receipts.take(peer, receipt, self._logs.get(receipt.space))
             case JobDone(job, _) if job in self._saving:
                 return self._on_saved(self._saving.pop(job))
             case JobFailed(job, error) if job in self._saving:
@@ -342,7 +338,7 @@ class Replication:
         if not ops or source not in self._linked:
             return []
         in_flight = {op.id for saving in self._saving.values() for op in saving.ops}  # their receipt is still to come
-        return self._receipts(source, [op for op in ops if op.id not in in_flight and self._keeps(op)])
+        return self._receipts.give(source, [op for op in ops if op.id not in in_flight and self._keeps(op)])
 
     def _keeps(self, op: Op) -> bool:
         return self._table.is_kept(op.space) and self._logs[op.space].get(op.id) is not None
@@ -431,11 +427,10 @@ class Replication:
     def _on_saved(self, saved: _Saving) -> list[Effect]:
         for op in saved.ops:
             self._untold.pop(op.id, None)
-        by_space = _by_space(saved.ops)
         effects: list[Effect] = []
         if saved.source is None:
             own = [op for op in saved.ops if op.author == self._me]
-            for space, ops in by_space.items():
+            for space, ops in by_space(saved.ops).items():
                 ids = tuple(op.id for op in ops if op.author == self._me)
                 effects += [Local(Durable(space, ids))] if ids else []
             if own:
@@ -444,54 +439,4 @@ class Replication:
             return effects + [effect for peer in unmeshed for effect in push(peer, own)]
         if saved.source not in self._linked:
             return []
-        return self._receipts(saved.source, [op for op in saved.ops if op.author == saved.source])
-
-    def _receipts(self, peer: PeerID, ops: list[Op]) -> list[Effect]:
-        effects: list[Effect] = []
-        for space, held in _by_space(ops).items():
-            ids = tuple(dict.fromkeys(op.id for op in held))
-            pages = (ids[start : start + IDS_MAX] for start in range(0, len(ids), IDS_MAX))
-            effects += [self._receipt(peer, space, page) for page in pages]
-        return effects
-
-    def _receipt(self, peer: PeerID, space: bytes, ids: tuple[bytes, ...]) -> Send:
-        sig = self._keys.sign("receipt", receipt_bytes(space, LEVEL_DISK, ids))
-        return Send(peer, Lane.CONTROL, Receipt(space, LEVEL_DISK, ids, sig))
-
-    def _on_receipt(self, peer: PeerID, receipt: Receipt) -> list[Effect]:
-        signed = prefixed("receipt", receipt_bytes(receipt.space, receipt.level, receipt.ids))
-        log = self._logs.get(receipt.space)
-        if log is None or not self._verify(peer, signed, receipt.sig):
-            return [Count("receipts_refused")]
-        own = tuple(i for i in receipt.ids if (op := log.get(i)) is not None and op.author == self._me)
-        rows = tuple(ReceiptRow(i, peer, receipt.level, receipt.sig) for i in own if self._wants_receipt(i, peer))
-        keeps: list[Effect] = [Persist(self._jobs.next(), rows)] if rows else []
-        return [*keeps, Local(Acked(receipt.space, peer, own))] if own else []
-
-    def _wants_receipt(self, op_id: bytes, holder: bytes) -> bool:
-        known = [each for each, _ in self._store.receipts(op_id)]
-        return holder not in known and len(known) < self._config.receipts_per_op_max
-
-
-def _by_space(ops: Iterable[Op]) -> dict[bytes, list[Op]]:
-    found: dict[bytes, list[Op]] = {}
-    for op in ops:
-        found.setdefault(op.space, []).append(op)
-    return found
-
-
-def push(peer: PeerID, ops: list[Op]) -> list[Effect]:
-    """Ops in batches of at most BATCH_OPS_MAX and BATCH_BYTES_MAX; a larger op goes alone."""
-    effects: list[Effect] = []
-    batch: list[bytes] = []
-    size = 0
-    for op in ops:
-        wire = op.wire()
-        if batch and (size + len(wire) > BATCH_BYTES_MAX or len(batch) == BATCH_OPS_MAX):
-            effects.append(Send(peer, Lane.BULK, OpBatch(tuple(batch))))
-            batch, size = [], 0
-        batch.append(wire)
-        size += len(wire)
-    if batch:
-        effects.append(Send(peer, Lane.BULK, OpBatch(tuple(batch))))
-    return effects
+        return self._receipts.give(saved.source, [op for op in saved.ops if op.author == saved.source])

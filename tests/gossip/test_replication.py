@@ -9,7 +9,8 @@ from hypothesis import given, strategies as st
 
 from gossip.config import GossipConfig
 from gossip.events import Acked, Durable, SpaceChanged, SpaceOpened
-from gossip.replication import LEVEL_DISK, Draft, push
+from gossip.receipts import LEVEL_DISK, push
+from gossip.replication import Draft
 from protocol.errors import EngineError, Refused, StoreError
 from protocol.machine import JobDone, JobId, Persist, Received, Send
 from protocol.messages import (
