@@ -1,4 +1,4 @@
-"""How things share frames: in order, at most BATCH_OPS_MAX and BATCH_BYTES_MAX bytes of them; a larger one goes alone."""
+"""How things share frames: in order, at most BATCH_OPS_MAX and BATCH_BYTES_MAX of bytes; a larger one goes alone."""
 
 from __future__ import annotations
 
