@@ -250,6 +250,7 @@ class Replication:
                 log.add(op, swarm_ms=op.hlc >> 16, verified=True)
                 if op.author == self._me:
                     self._hlc.high_water = max(self._hlc.high_water, op.hlc)
+            self._table.loaded(log)
             effects += self._learn(space, Added("accepted", ops=tuple(log.kept())))  # one notice, however many ops
         self._heads.boot(self._table.kept(), now_us, clean=boot.clean)
         return effects + self._own_head_timer(now_us)

@@ -53,6 +53,12 @@ class SpaceTable:
         self._unproved.pop(space, None)
         return log
 
+    def loaded(self, log: SpaceLog) -> None:
+        """The stored ops of a space are in its log: it counts for who began it, as before the restart."""
+        beginner = _beginner(log)
+        if beginner is not None:
+            self._begun[beginner] = self._begun.get(beginner, 0) + 1
+
     def note(self, log: SpaceLog, *, waiting: bool) -> bool:
         """After an op was offered to a log: True iff the space has become kept through it."""
         space = log.space

@@ -46,7 +46,7 @@ from kernel.searches import Reach, View
 from kernel.submits import Submits, Tasks
 from kernel.task import RemoteProgress, Task, candidate_of
 from kernel.task_view import task_line, task_view
-from kernel.trust import first_hand
+from kernel.trust import Trust, first_hand
 from kernel.turns.fold import TaskFold
 from kernel.turns.machine import MACHINE as TURNS, Turns
 from protocol.capability import AgentValue
@@ -107,6 +107,7 @@ class Kernel:
         self._tasks: dict[bytes, Task] = {}
         self._linked: dict[PeerID, None] = {}
         self._alive: dict[PeerID, None] = {}  # members that may be given work, linked or not
+        self._trust: dict[bytes, Trust] = {}  # as of the last task that ended
         self._down: dict[bytes, str] = {}  # members that are not, with the reason; the longest down goes first
         self._agents: dict[bytes, dict[str, AgentValue]] = {}  # peer -> its live records, by agent
         self._offers: dict[bytes, Candidate] = {}  # peer -> these records as one
@@ -117,11 +118,18 @@ class Kernel:
         self._directory = Offers(self._me, me.genesis.encoder, clock, jobs, self._view, reach or Reach())
 
     def _view(self) -> View:
-        newest = list(self._tasks.values())[-TRUST_TASKS_MAX:]
-        return View(frozenset(self._linked), first_hand(task.fold for task in newest), self._down)
+        return View(frozenset(self._linked), self._first_hand(), self._down)
+
+    def _first_hand(self) -> dict[bytes, Trust]:
+        return first_hand(task.fold for task in list(self._tasks.values())[-TRUST_TASKS_MAX:])
 
     def _world(self) -> tuple[dict[bytes, Candidate], frozenset[bytes]]:
         return self._offers, frozenset((self._me, *self._alive))
+
+    def worth(self, peer: PeerID) -> int:
+        """What this node saw of a peer's turns, as points of its score in the mesh; counted anew when a task ends."""
+        trust = self._trust.get(peer)
+        return trust.points if trust is not None else 0
 
     def offers(self) -> dict[bytes, Candidate]:
         """Live capability records by peer, own included."""
@@ -241,6 +249,7 @@ class Kernel:
         effects: list[Effect] = [Notify(f"task/{task.space.hex()}", "changed")]
         if task.fold.outcome != task.told_outcome:
             task.told_outcome = task.fold.outcome
+            self._trust = self._first_hand()
             if task.fold.outcome != "open":
                 task.remote, task.failures = None, {}
                 self._following.pop(task.space, None)

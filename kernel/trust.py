@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from kernel.turns.fold import TaskFold
 
 PERMILLE = 1000
+POINTS_BEST, POINTS_WORST = 20, 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,16 @@ class Trust:
     def permille(self) -> int:
         """The figure in thousandths."""
         return PERMILLE * (self.effective + 1) // (self.effective + self.failed + 2)
+
+    @property
+    def points(self) -> int:
+        """What it adds to the score of the peer in the mesh; 0 for a half.
+
+        Not down to -50 (replication.md §7): a peer that crashes often fails turns and lies to nobody, so outcomes
+        alone stay above the threshold (-10) at which gossip with it ends.
+        """
+        over = 2 * self.permille - PERMILLE
+        return (POINTS_BEST if over > 0 else POINTS_WORST) * over // PERMILLE
 
 
 def first_hand(folds: Iterable[TaskFold]) -> dict[bytes, Trust]:

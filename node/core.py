@@ -15,10 +15,11 @@ from dht.config import DhtConfig
 from gossip.config import GossipConfig
 from gossip.context import Context
 from gossip.events import Publish, SpaceChanged
-from gossip.links import Links
+from gossip.links import Links, Refusal
 from gossip.membership.behaviour import Membership as Members
 from gossip.membership.config import MemberConfig
 from gossip.membership.statement import TOPIC as MEMBERS
+from gossip.membership.views import MemberView
 from gossip.mesh.behaviour import Mesh
 from gossip.mesh.config import MeshConfig
 from gossip.reach import RELAY_ROLE, ReachabilityChanged, ReachConfig
@@ -56,6 +57,7 @@ from protocol.peer import ADDRESSES_PER_PEER_MAX, PeerID, peer_text
 from protocol.store import StoreReader
 
 LOCAL_EVENTS_MAX = 10_000  # more in one call is a livelock, a bug of ours
+PEER_STATES = ("linked", "alive", "suspect", "dead", "left", "dialling")  # of `masos peers`, in the order shown
 BOOT_EVENTS_MAX = 100_000  # one notice per stored space and record; both tables are bounded far below
 
 
@@ -97,7 +99,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class ListPeers:
-    """Every peer that is linked or may be dialled, linked ones first."""
+    """Every peer that is linked, may be dialled or is a member, linked ones first."""
 
 
 class NodeCore:
@@ -123,7 +125,7 @@ class NodeCore:
         )
         self.records = RecordMap(ctx, streams[2])
         self.members = Members(
-            member.node, self._clock, config.members, streams[3], verify=verify, admitted=self.records.is_member
+            member.node, self._clock, config.members, streams[3], verify=verify, admitted=self._admitted
         )
         topics = (MEMBERS, OPS) if gossip.light_index else (MEMBERS, OPS, RECORDS)
         self.mesh = Mesh(self.me, config.mesh, streams[4], topics)
@@ -142,6 +144,7 @@ class NodeCore:
             self._jobs,
             Reach(lambda: self.records.complete, codebooks),
         )
+        self.mesh.worth = self.kernel.worth
         self._machines: dict[str, Machine] = {
             "links": self.links,
             "records": self.records,
@@ -215,6 +218,9 @@ class NodeCore:
                 pass
         return self._offer(event, now_us)
 
+    def _admitted(self, key: bytes) -> bool:
+        return self.records.is_member(key) and key not in self.replication.denied
+
     def _announce(self) -> list[Effect]:
         addrs = (*self._addrs, *self._relay_addrs)[:ADDRESSES_PER_PEER_MAX]
         return [Local(Publish(PeerValue(addrs=addrs, cert=self._member.chain)))]
@@ -234,8 +240,13 @@ class NodeCore:
         return dict(sorted(self._counters.items()))
 
     def status(self, now_us: int) -> dict[str, object]:
-        """Plain data for `masos status`."""
-        offers = self.kernel.offers()
+        """Plain data for `masos status`.
+
+        `index`: `complete`, `partial` (there was no room for some records) or `light` (none of others are held).
+        """
+        offers, mesh = self.kernel.offers(), self.mesh.status()
+        topics = mesh["topics"]
+        light = isinstance(topics, dict) and RECORDS not in topics
         return {
             "peer": peer_text(self.me),
             "swarm": self._member.genesis.name,
@@ -249,45 +260,60 @@ class NodeCore:
             "isolated": not self.links.linked,
             "reachability": self.reach.status(now_us),
             "members": asdict(self.members.status()),
+            "index": "light" if light else "complete" if self.records.complete else "partial",
             "index_complete": self.records.complete,
             "dht": self.dht.dht.status(),
-            "mesh": self.mesh.status(),
+            "mesh": mesh,
             "offer": self._offer_line(offers.get(self.me)),
             "clock_offset_ms": self._clock.offset_ms,
             "clock_warning": self._clock.skewed,
             "spaces": len(self.replication.spaces()),
             "unsure_spaces": len(self.replication.unsure()),
             "tasks": self.kernel.task_count(),
-            "refusals": [
-                {"peer": r.peer, "code": r.code, "reason": r.reason, "wall_ms": r.wall_ms} for r in self.links.refusals
-            ],
+            "refusals": [{**asdict(each), "age_s": self._age_s(each, now_us)} for each in self.links.refusals],
             "counters": self.counters,
         }
 
     def peers(self, now_us: int) -> list[dict[str, object]]:
-        """Plain data for `masos peers`; `reason` is the last trouble with a peer that is not linked."""
-        known, offers = self.links.known(), self.kernel.offers()
+        """Plain data for `masos peers`: every other node that is linked, may be dialled, or is a member not forgotten.
+
+        Sorted by `state`, in the order of `PEER_STATES`, then by PeerID. What speaks against a peer goes first: a link
+        that still stands makes nobody `linked` whom membership holds for down. `why` is the reason of membership,
+        `code` and `reason` the last trouble with a peer that is not linked, `score` its points in the mesh.
+        """
+        known, offers, scores = self.links.known(), self.kernel.offers(), self.mesh.scores()
         trouble = {refusal.peer: refusal for refusal in self.links.refusals}  # the newest of each
+        publishers = {PeerID(record.publisher) for record in self.records.live(now_us)}
+        members = {peer for peer in (*publishers, *self.members.alive()) if self.members.view_of(peer) is not None}
         rows: list[dict[str, object]] = []
-        for peer in [*self.links.linked, *(peer for peer in known if self.links.view_of(peer) is None)]:
-            hello, view, offer = self.links.hello_of(peer), self.links.view_of(peer), offers.get(peer)
+        for peer in sorted({*self.links.linked, *known, *members} - {self.me}):
+            hello, view, member = self.links.hello_of(peer), self.links.view_of(peer), self.members.view_of(peer)
             refusal = trouble.get(peer_text(peer)) if view is None else None
-            said = hello.listen_addrs if hello is not None else ()
+            state = _peer_state(member, linked=view is not None)
+            since_us = view.since_us if view and state == "linked" else member.since_us if member else None
             rtt_us = view.rtt_us if view is not None else None
             rows.append(
                 {
                     "peer": peer_text(peer),
-                    "state": "linked" if view is not None else "dialling",
-                    "addrs": list(known.get(peer) or said),
-                    "since_s": (now_us - view.since_us) // 1_000_000 if view is not None else None,
+                    "state": state,
+                    "linked": view is not None,
+                    "why": member.why if member is not None else "",
+                    "addrs": list(known.get(peer) or (hello.listen_addrs if hello is not None else ())),
+                    "roles": list(hello.roles) if hello is not None else [],
+                    "since_s": (now_us - since_us) // 1_000_000 if since_us is not None else None,
                     "heard_ms": (now_us - view.heard_us) // 1_000 if view is not None else None,
                     "rtt_ms": rtt_us / 1_000 if rtt_us is not None else None,
-                    "offer": self._offer_line(offer),
+                    "score": scores[peer] / 1_000 if peer in scores else None,
+                    "offer": self._offer_line(offers.get(peer)),
                     "code": refusal.code if refusal is not None else "",
                     "reason": refusal.reason if refusal is not None else "",
+                    "reason_age_s": self._age_s(refusal, now_us) if refusal is not None else None,
                 }
             )
-        return rows
+        return sorted(rows, key=lambda row: PEER_STATES.index(str(row["state"])))
+
+    def _age_s(self, refusal: Refusal, now_us: int) -> int:
+        return max(0, self._clock.wall_ms(now_us) - refusal.wall_ms) // 1_000
 
     def _peer_line(self, peer: PeerID, offer: Candidate | None) -> dict[str, object]:
         hello = self.links.hello_of(peer)
@@ -308,3 +334,12 @@ class NodeCore:
             "context_tokens": offer.context_tokens,
             "tokens_per_s": offer.tokens_per_s,
         }
+
+
+def _peer_state(member: MemberView | None, *, linked: bool) -> str:
+    """What membership has against a peer, else whether there is a link, else that it lives elsewhere."""
+    if member is not None and member.state != "alive":
+        return member.state
+    if linked:
+        return "linked"
+    return "alive" if member is not None else "dialling"

@@ -698,6 +698,13 @@ def test_one_author_cannot_take_every_space() -> None:
     assert len(world.nodes["A"].replication.spaces()) == 5
     world.give("A", "B", OpBatch((op_by(keypair("D"), 0, None, space=b"d" * 16).wire(),)))
     assert b"d" * 16 in world.nodes["A"].replication.spaces()
+    world.run(seconds(1))
+    store = world.nodes["A"].store
+    world.stop("A")
+    again = world.add("A", store=store, inst=2, clean=True)
+    world.link("A", "B")
+    world.give("A", "B", OpBatch((op_by(keypair("C"), 0, None, space=b"n" * 16).wire(),)))
+    assert b"n" * 16 not in again.replication.spaces(), "a restart does not begin the count anew"
 
 
 def test_a_space_that_began_in_the_future_is_kept_once_its_time_has_come() -> None:

@@ -59,3 +59,9 @@ def test_the_figure_is_the_mean_of_a_beta_and_never_certain() -> None:
     assert Trust(8, 2).permille == 750
     assert 0 < Trust(0, 500).permille < 10
     assert Trust(500, 0).permille < 1000
+
+
+def test_outcomes_alone_lift_a_peer_in_the_mesh_and_never_cut_it_off() -> None:
+    assert Trust(1, 1).points == 0
+    assert 15 <= Trust(50, 0).points <= 20
+    assert -10 < Trust(0, 10_000).points < Trust(0, 1).points < 0
