@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 DIM_MAX: Final = 1024
 """Above it float32 no longer adds int8 products exactly when a peer sends -128."""
 _MARGIN: Final = 1e-9  # float64 division is off by 2^-53 relative; the margin only has to be larger
-_ROWS_MIN: Final = 64
+_ROWS_MIN = 16
 
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -54,9 +54,10 @@ class VectorTable:
     def __init__(self, dim: int) -> None:
         assert 0 < dim <= DIM_MAX, f"dimension {dim} is outside 1..{DIM_MAX}"
         self.dim = dim
-        self._rows = np.zeros((_ROWS_MIN, dim), dtype=np.float32)
-        self._norms = np.zeros(_ROWS_MIN, dtype=np.int64)
-        self._tags = np.zeros(_ROWS_MIN, dtype=np.int64)
+        # Nothing is reserved before the first vector: a space costs little until something is remembered in it.
+        self._rows = np.zeros((0, dim), dtype=np.float32)
+        self._norms = np.zeros(0, dtype=np.int64)
+        self._tags = np.zeros(0, dtype=np.int64)
         self._count = 0
 
     def __len__(self) -> int:
@@ -75,9 +76,10 @@ class VectorTable:
     def append(self, vector: bytes, tag: int = 0) -> None:
         """Adds a vector of `dim` bytes as the last row."""
         if self._count == len(self._norms):
-            self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
-            self._norms = np.concatenate([self._norms, np.zeros_like(self._norms)])
-            self._tags = np.concatenate([self._tags, np.zeros_like(self._tags)])
+            more = max(_ROWS_MIN, self._count)
+            self._rows = np.concatenate([self._rows, np.zeros((more, self.dim), dtype=np.float32)])
+            self._norms = np.concatenate([self._norms, np.zeros(more, dtype=np.int64)])
+            self._tags = np.concatenate([self._tags, np.zeros(more, dtype=np.int64)])
         row = self._count
         self._rows[row] = as_row(vector)
         self._norms[row] = squared_norm(vector)

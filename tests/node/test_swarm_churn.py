@@ -13,10 +13,8 @@ import os
 import random
 import shutil
 import signal
-import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -26,8 +24,7 @@ from node.demo.making import own_addresses
 from node.demo.nodes import DemoNode, wait_for
 from node.keystore import Keystore
 from node.profile import Profile
-from protocol.capability import AgentValue, PeerValue, SignedRecord
-from protocol.identity import verify_raw
+from protocol.capability import AgentValue, PeerValue
 from protocol.peer import peer_text
 from tests.node.real_swarm import (
     BACKOFF_S,
@@ -38,6 +35,7 @@ from tests.node.real_swarm import (
     free_port,
     model_server,
     real_swarm,
+    records_in,
 )
 
 log = logging.getLogger(__name__)
@@ -51,6 +49,7 @@ T_S = 10.0
 CLEAN_S = 2.0  # until a clean leave is seen (case D2)
 RETRY_S = BACKOFF_S + 8.0  # one retry period, and a dial on a busy machine
 SAMPLES_MIN = 50
+STALL_MS = 1_500  # p99 of the API in churn; a membership event that gates it costs seconds (complaint 9)
 
 
 def report(text: str) -> None:
@@ -62,14 +61,6 @@ def report(text: str) -> None:
 def swarm(tmp_path: Path) -> Iterator[RealSwarm]:
     with real_swarm(tmp_path) as made:
         yield made
-
-
-def records_in(profile: Profile, publisher: DemoNode) -> list[SignedRecord]:
-    """What a node's database holds of another node's records."""
-    key = Keystore(publisher.profile).node().public
-    with closing(sqlite3.connect(f"{profile.database.as_uri()}?mode=ro", uri=True)) as connection:
-        rows = connection.execute("SELECT wire FROM record WHERE publisher = ?", (key,)).fetchall()
-    return [SignedRecord.from_wire(bytes(row[0]), verify_raw) for row in rows]
 
 
 # ---- bootstraps
@@ -233,6 +224,7 @@ def test_membership_is_exact_after_every_kill_leave_and_return_and_the_api_answe
         p99 = before.p99_ms(), during.p99_ms()
         report(f"{ROUNDS} rounds; until exact at worst {worst}, bound {T_S:g} s")
         report(f"p99 of /v1/status: {p99[0]:.0f} ms quiet, {p99[1]:.0f} ms in churn, ratio {p99[1] / p99[0]:.1f}")
+        assert p99[1] < STALL_MS
 
 
 def measured(churn: Churn) -> dict[str, list[float]]:
