@@ -57,8 +57,8 @@ from protocol.peer import ADDRESSES_PER_PEER_MAX, PeerID, peer_text
 from protocol.store import StoreReader
 
 LOCAL_EVENTS_MAX = 10_000  # more in one call is a livelock, a bug of ours
-PEER_STATES = ("linked", "alive", "suspect", "dead", "left", "dialling")  # of `masos peers`, in the order shown
 BOOT_EVENTS_MAX = 100_000  # one notice per stored space and record; both tables are bounded far below
+PEER_STATES = ("linked", "alive", "suspect", "dead", "left", "dialling")  # of `masos peers`, in the order shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,8 +283,8 @@ class NodeCore:
         """
         known, offers, scores = self.links.known(), self.kernel.offers(), self.mesh.scores()
         trouble = {refusal.peer: refusal for refusal in self.links.refusals}  # the newest of each
-        publishers = {PeerID(record.publisher) for record in self.records.live(now_us)}
-        members = {peer for peer in (*publishers, *self.members.alive()) if self.members.view_of(peer) is not None}
+        heard_of = (*self.members.alive(), *(PeerID(record.publisher) for record in self.records.live(now_us)))
+        members = [peer for peer in dict.fromkeys(heard_of) if self.members.view_of(peer) is not None]
         rows: list[dict[str, object]] = []
         for peer in sorted({*self.links.linked, *known, *members} - {self.me}):
             hello, view, member = self.links.hello_of(peer), self.links.view_of(peer), self.members.view_of(peer)

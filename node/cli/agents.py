@@ -13,10 +13,13 @@ ABOUT_CHARS = 140
 
 
 def agents(*, profile: ProfileOption = None, output: OutputOption = Form.HUMAN, json_form: JsonOption = False) -> None:
-    """List every agent that the swarm offers now, as this node holds their records."""
+    """List every agent that the swarm offers now, as this node holds their records; none of a node that is down."""
     screen = screen_of(output, json_form=json_form)
     with ControlClient.for_profile(profile_of(profile)) as client:
         found = client.agents()
+        whole = not screen.human or client.status()["index_complete"]
+    if not whole:
+        screen.note("note: this node does not hold the records of all agents; `masos find` asks the DHT for others")
     nobody = ["no node of the swarm offers agents now"]
     screen.results("agents", found, (agent_lines(found) if found else nobody) if screen.human else ())
 
@@ -69,6 +72,11 @@ def span_text(ms: object) -> str:
         if seconds >= size:
             return f"{seconds // size}{unit}"
     return f"{seconds}s"
+
+
+def counted(n: object, noun: str) -> str:
+    """So many of something, in words."""
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
 def peer_end(line: Json) -> str:

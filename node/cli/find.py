@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from node.cli.agents import agent_lines, peer_end
+from node.cli.agents import agent_lines, counted, peer_end
 from node.cli.options import (
     JsonOption,
     OutputOption,
@@ -92,9 +92,10 @@ def _lines(found: Json) -> list[str]:
 
 def _way(found: Json) -> list[str]:
     """Where the node looked, and what it could not ask."""
-    held = f"{found['live']} records held here"
+    held = f"{counted(found['live'], 'record')} held here"
     if found["source"] == "index+dht":
-        dht = f"{found['candidates']} that the DHT named in {found['rpcs']} requests, {found['rounds']} rounds"
+        asked = f"{counted(found['rpcs'], 'request')}, {counted(found['rounds'], 'round')}"
+        dht = f"{found['candidates']} that the DHT named in {asked}"
         return [f"source: {held} and {dht}"]
     lines = [f"source: the {held}" + ("" if found["index_complete"] else ", which are not all there are")]
     return [*lines, f"note: {one_line(str(found['note']), 160)}"] if found["note"] else lines

@@ -26,7 +26,7 @@ VERBS: Final = {
     "up": ("node.cli.up:up", "Run the node in the foreground."),
     "status": ("node.cli.status:status", "Show what a running node is, does and holds."),
     "swarm": ("node.cli.swarm:app", "Found a swarm, invite into it, look at a ticket, join."),
-    "peers": ("node.cli.peers:peers", "List the peers: linked or dialled, how far, what they offer."),
+    "peers": ("node.cli.peers:peers", "List the peers: linked, alive or down, how far, what they offer."),
     "ping": ("node.cli.ping:ping", "Measure round trips to a linked peer."),
     "agents": ("node.cli.agents:agents", "List what every node of the swarm offers."),
     "find": ("node.cli.find:find", "Find agents by what they should be able to do."),

@@ -10,7 +10,7 @@
     GET  /v1/tasks/{id}/events     the view again whenever it changed (node/control/events.py)
     GET  /v1/agents                every live capability record
     POST /v1/find                  the agents nearest to a text, among those that pass filters
-    GET  /v1/peers                 every peer, linked or dialled
+    GET  /v1/peers                 every other node that is linked, a member, or dialled, with its state
     POST /v1/ping                  one round trip over the open link to a peer
     GET  /v1/memory                digests per space
     POST /v1/memory/verify         audit and comparison (node/control/memory.py)

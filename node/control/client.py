@@ -124,7 +124,7 @@ class ControlClient:
         return self._call("POST", "/v1/find", body, timeout_s)
 
     def peers(self) -> list[Json]:
-        """Every peer that the node is linked to or may dial."""
+        """Every other node that this one is linked to, knows as a member, or may dial."""
         return cast(list[Json], self._call("GET", "/v1/peers")["peers"])
 
     def ping(self, peer: str, timeout_s: float = ANSWER_S) -> Json:

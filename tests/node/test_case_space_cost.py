@@ -1,4 +1,4 @@
-"""Case S3: a space that one author begins with a single op costs a node little, so that the cap by count is one of memory.
+"""Case S3: a space of a single op costs a node little, so that the cap by count is one of memory too.
 
 `spaces_per_author_max` spaces of one author (1,000) must stay below the 32 MiB of the case.
 """

@@ -36,13 +36,19 @@ def found(*agents: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 REJECTED = {"peer": PEER, "agent": "default", "reason": "price", "why": "it costs 9", "score": None, "age_ms": 5}
+DOWN = {**REJECTED, "reason": "down", "why": "its node is down: link lost"}
 LINKED = {
-    "peer": PEER, "state": "linked", "addrs": ["/ip4/10.0.0.2/tcp/1", "/ip4/10.0.0.2/tcp/2", "/ip4/10.0.0.2/tcp/3"],
-    "since_s": 7_300, "heard_ms": 20, "rtt_ms": 1.25, "offer": {"roles": ["critic"]}, "code": "", "reason": "",
+    "peer": PEER, "state": "linked", "linked": True, "why": "", "roles": ["member", "relay"],
+    "addrs": ["/ip4/10.0.0.2/tcp/1", f"/ip4/10.0.0.2/tcp/1/p2p/{PEER}", "/ip4/10.0.0.2/tcp/2", "/ip4/10.0.0.2/tcp/3"],
+    "since_s": 7_300, "heard_ms": 20, "rtt_ms": 1.25, "score": -2.5, "offer": {"roles": ["critic"]}, "code": "",
+    "reason": "", "reason_age_s": None,
 }  # fmt: skip
+NO_LINK = {**LINKED, "linked": False, "roles": [], "heard_ms": None, "rtt_ms": None, "score": None}
+ALIVE = {**NO_LINK, "state": "alive", "since_s": 61}
+DEAD = {**NO_LINK, "state": "dead", "since_s": 40, "why": "link lost"}
 GONE = {
-    **LINKED, "state": "dialling", "since_s": None, "heard_ms": None, "rtt_ms": None, "offer": None,
-    "code": "unreachable", "reason": "connection refused",
+    **NO_LINK, "state": "dialling", "since_s": None, "offer": None, "code": "unreachable",
+    "reason": "connection refused", "reason_age_s": 4,
 }  # fmt: skip
 
 
@@ -52,6 +58,7 @@ class FakeClient:
     def __init__(self) -> None:
         self.value: Any = None
         self.asked: list[Any] = []
+        self.index_complete = True
 
     def __enter__(self) -> Self:
         return self
@@ -67,6 +74,9 @@ class FakeClient:
         return self._next()
 
     peers = agents
+
+    def status(self) -> Any:
+        return {"index_complete": self.index_complete}
 
     def ping(self, peer: str, timeout_s: float) -> Any:
         self.asked.append((peer, timeout_s))
@@ -141,8 +151,9 @@ def test_nobody_is_an_answer_with_the_way_to_the_reasons(daemon: FakeClient, mas
 
 
 def test_an_explanation_lists_the_reasons_and_what_it_left_out(daemon: FakeClient, masos: Out) -> None:
-    daemon.value = found(agent(), rejected=[REJECTED, {**REJECTED, "score": 0.1}], rejected_more=7)
+    daemon.value = found(agent(), rejected=[REJECTED, {**REJECTED, "score": 0.1}, DOWN], rejected_more=7)
     _, out, _ = masos("find", "x", "--explain")
+    assert "down   its node is down: link lost" in out
     assert "it costs 9" in out
     assert "0.100" in out
     assert "7 more" in out
@@ -155,6 +166,8 @@ def test_a_person_is_told_where_the_node_looked(daemon: FakeClient, masos: Out, 
     daemon.value = found(agent(), source="index+dht", index_complete=False, candidates=12, rpcs=31, rounds=4)
     out = masos("find", "x", *explain)[1]
     assert "source: 9 records held here and 12 that the DHT named in 31 requests, 4 rounds\n" in out
+    daemon.value = found(agent(), source="index+dht", live=1, candidates=0, rpcs=1, rounds=1)
+    assert "source: 1 record held here and 0 that the DHT named in 1 request, 1 round\n" in masos("find", "x")[1]
     daemon.value = found(index_complete=False, note=f"no answer {HOSTILE}")
     out = masos("find", "x", *explain)[1]
     assert "source: the 9 records held here, which are not all there are\nnote: no answer" in out
@@ -195,14 +208,38 @@ def test_agents_lists_every_record_or_says_that_there_is_none(daemon: FakeClient
     assert "no node" in masos("agents")[1]
 
 
+def test_agents_says_when_it_cannot_know_all(daemon: FakeClient, masos: Out) -> None:
+    daemon.value = []
+    assert masos("agents")[2] == ""
+    daemon.index_complete = False
+    _, out, err = masos("agents")
+    assert "no node" in out
+    assert "masos find" in err
+    assert masos("agents", "--json")[2] == ""
+
+
 def test_peers_says_how_it_stands_with_each(daemon: FakeClient, masos: Out) -> None:
-    daemon.value = [LINKED, GONE]
+    daemon.value = [LINKED, ALIVE, DEAD, GONE]
     _, out, _ = masos("peers")
-    for shown in ("linked", "2h", "1.2 ms", "critic", "+1", "dialling", "unreachable: connection refused", PEER):
-        assert shown in out, shown
-    assert [json.loads(line) for line in masos("peers", "-o", "jsonl")[1].splitlines()] == [LINKED, GONE]
+    header, linked, alive, dead, why, gone, trouble, counts = out.splitlines()
+    assert header.split()[0] == "STATE"
+    assert linked.split()[:7] == ["linked", "2h", "1.2", "ms", "-2.5", "critic,", "relay"]
+    assert linked.endswith(f"{PEER}  /ip4/10.0.0.2/tcp/1 /ip4/10.0.0.2/tcp/2 +1")  # one known with its id and without
+    assert alive.split()[:5] == ["alive", "1m", "-", "-", "critic"]
+    assert dead.split()[:5] == ["dead", "40s", "-", "-", "-"], "who is dead offers nothing"
+    assert why == "    dead: link lost"
+    assert gone.split()[:5] == ["dialling", "-", "-", "-", "-"]
+    assert trouble == "    unreachable (4s ago): connection refused"
+    assert counts == "1 linked, 1 alive, 1 dead, 1 dialling"
+    assert [json.loads(line) for line in masos("peers", "-o", "jsonl")[1].splitlines()] == daemon.value
     daemon.value = []
     assert "masos swarm join" in masos("peers")[1]
+
+
+def test_an_address_through_a_relay_is_shown_as_one(daemon: FakeClient, masos: Out) -> None:
+    relay = PEER[:-3] + "xyz"
+    daemon.value = [{**LINKED, "addrs": [f"/ip4/10.0.0.9/tcp/7/p2p/{relay}/p2p-circuit/p2p/{PEER}"]}]
+    assert masos("peers")[1].splitlines()[1].endswith(f"/ip4/10.0.0.9/tcp/7 (relay …{relay[-8:]})")
 
 
 @pytest.mark.parametrize("verb", [["find", "x", "--explain"], ["agents"], ["peers"], ["ping", "abcd", "-c", "1"]])
@@ -213,7 +250,19 @@ def test_no_text_of_a_peer_acts_or_forges_a_line(daemon: FakeClient, masos: Out,
     daemon.value = {
         "find": found(hostile, rejected=[rejected]),
         "agents": [hostile],
-        "peers": [{**GONE, "peer": HOSTILE, "addrs": [HOSTILE], "code": HOSTILE, "reason": HOSTILE, "state": HOSTILE}],
+        "peers": [
+            {
+                **LINKED,
+                "peer": HOSTILE,
+                "addrs": [HOSTILE, f"{HOSTILE}/p2p/{HOSTILE}/p2p-circuit"],
+                "roles": [HOSTILE],
+                "code": HOSTILE,
+                "reason": HOSTILE,
+                "state": HOSTILE,
+                "why": f"{HOSTILE} too",
+                "offer": {"roles": [HOSTILE]},
+            }
+        ],
         "ping": {"peer": HOSTILE, "rtt_us": 5},
     }[verb[0]]
     status, out, _ = masos(*verb)

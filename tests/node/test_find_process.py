@@ -149,6 +149,6 @@ def test_an_offer_is_found_by_meaning_from_another_node_and_gone_when_its_node_l
     (gone,) = other.masos("find", text, "--explain")[1]["rejected"]
     assert gone["reason"] == "withdrawn"
     (row,) = other.masos("peers")[1]["peers"]
-    assert row["state"] == "dialling"
+    assert row["state"] == "left"
     status, error = other.masos("ping", peer[-8:])
     assert (status, error["code"]) == (69, "peer_unreachable")

@@ -95,7 +95,7 @@ def test_peers_and_pings_tell_who_is_there_and_how_far() -> None:
     rows = asked(swarm, 0, ListPeers())
     assert {row["peer"]: row["state"] for row in rows} == {
         **dict.fromkeys(peers_of(swarm, 1, 2, 3), "linked"),
-        **dict.fromkeys(peers_of(swarm, 4), "dialling"),
+        **dict.fromkeys(peers_of(swarm, 4), "dead"),
     }
     for row in rows:
         linked = row["state"] == "linked"
