@@ -29,6 +29,7 @@ class GossipConfig:
     record_sync_min_us: int = 2_000_000  # per peer between two exchanges of record digests; longer than a round trip
     records_push_max: int = 128  # frames of records per exchange: an eighth of a link's queue
     record_fresh_ms: int = 5_000  # signed so lately: what an exchange brought is news for the mesh too
+    record_pass_ms: int = 600_000  # one that the full table of a node refuses passes through it while it is so young
     sync_every_us: int = 15_000_000  # ±50 %, against lock-step
     request_timeout_us: int = 10_000_000
     requests_per_peer_max: int = 64

@@ -44,6 +44,7 @@ from protocol.capability import (
     RECORD_TTL_MS,
     AgentValue,
     SignedRecord,
+    UnknownKind,
     Value,
     key_of,
     make_record,
@@ -271,6 +272,8 @@ class RecordMap:
     def _examine(self, wire: bytes, peer: PeerID, now_us: int) -> _Opinion:
         try:
             record = SignedRecord.from_wire(wire, self._verify)
+        except UnknownKind:
+            return _Opinion("ignore", None, [Count("records_of_a_later_version")])
         except DecodeError:
             return _Opinion("reject", None, [Count("records_refused")])
         if record.expiry_ms > record.issued_ms + RECORD_TTL_MS:
@@ -296,7 +299,7 @@ class RecordMap:
         return [Local(OwnRecord(record, newer=own is None or record.version > own.version))]
 
     def _take(self, record: SignedRecord, source: PeerID | None, now_us: int) -> _Opinion:
-        old = self._table.get((record.publisher, record.key))
+        old, now_ms = self._table.get((record.publisher, record.key)), self._clock.now_ms(now_us)
         effects: list[Effect] = []
         if old is not None and old.seq == record.seq and old.hash != record.hash:
             effects.append(Count("records_equivocated"))
@@ -306,10 +309,13 @@ class RecordMap:
         if not self._table.indexed(record):
             return _Opinion("ignore", record, [Count("records_not_indexed")])
         if old is None and not self._table.has_room(record):
-            return _Opinion("ignore", record, [Count("records_full")])
+            # Others may have room: news passes through, which an echo of old records does not.
+            young = now_ms - record.issued_ms < self._config.record_pass_ms
+            passes = young and self._table.within_share(record.publisher)
+            return _Opinion("accept" if passes else "ignore", record, [Count("records_full")])
         self._table.put(record, source)
         self._rows.append(RecordRow(record.publisher, record.key, record.wire))
-        effects.append(Local(RecordChanged(record, record.live(self._clock.now_ms(now_us)))))
+        effects.append(Local(RecordChanged(record, record.live(now_ms))))
         return _Opinion("accept", record, effects)
 
     def _expire(self, now_us: int) -> list[Effect]:

@@ -125,6 +125,11 @@ class RecordTable:
         own = record.publisher == self._me
         return own or not self._config.light_index or isinstance(record.value, PeerValue)
 
+    def within_share(self, publisher: bytes) -> bool:
+        """True iff it is the whole table that is full, and not the share of a stranger or of this publisher."""
+        used = self._per_publisher.get(publisher, 0)
+        return self.is_member(publisher) and used < self._config.records_per_publisher_max
+
     def has_room(self, record: SignedRecord) -> bool:
         """True iff a record in a new slot may enter."""
         publisher, config = record.publisher, self._config

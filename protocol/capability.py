@@ -34,6 +34,10 @@ Kind = Literal["peer", "agent"]
 Labels = Annotated[tuple[Name, ...], Field(max_length=LABELS_MAX)]
 
 
+class UnknownKind(DecodeError):
+    """A record of a kind that a later version added: nobody's fault, and of no use here."""
+
+
 class PeerValue(BaseModel):
     """Where the publisher may be dialled; the only addresses of others that a node ever dials."""
 
@@ -174,7 +178,7 @@ def _value(kind: str, value: object) -> tuple[Kind, Value]:
             case "agent":
                 return "agent", AgentValue.model_validate(value)
             case _:
-                raise DecodeError(f"unknown record kind {kind[:32]!r}")
+                raise UnknownKind(f"unknown record kind {kind[:32]!r}")
     except ValidationError as exc:
         first = exc.errors(include_url=False, include_input=False)[0]
         raise DecodeError(f"record value: {first['loc']}: {first['msg']}") from exc

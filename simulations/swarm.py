@@ -293,8 +293,9 @@ class SimSwarm:
         links = others if others <= config.links_full_max else min(config.links_min, others)
         if not host.up or len(host.core.links.linked) < links:
             return False
-        complete = not host.core.records.complete or len(host.core.kernel.offers()) > others
-        return complete and len(host.core.members.alive()) == others
+        if not host.core.records.complete:
+            return host.core.dht.dht.joined  # what others offer, and who they are, is asked
+        return len(host.core.kernel.offers()) > others and len(host.core.members.alive()) == others
 
     def settle(self, limit_s: float = SETTLE_S) -> None:
         """The liveness phase: no more faults, everybody back, until the swarm is quiet; then the end checks.

@@ -653,6 +653,25 @@ def test_the_map_is_complete_until_there_was_no_room_and_again_when_there_is() -
     assert here.hear(late) == ["accept"]
 
 
+def test_a_members_news_passes_through_a_full_table_and_its_old_records_do_not() -> None:
+    here = Map(GossipConfig(records_max=2, record_pass_ms=60_000))
+    late = keypair("late")
+    here.give(*[record(PeerValue(addrs=(), cert=chain_of(keys)), keys) for keys in (keypair("one"), keypair("two"))])
+    peer = record(PeerValue(addrs=(), cert=chain_of(late)), late)
+    assert here.hear(peer) == ["accept"]
+    assert peer not in here.wires
+    assert here.node.records.is_member(late.public), "who was admitted is known though there is no room"
+    assert here.hear(record(agent(), keypair("stranger"))) == ["ignore"]
+    here.world.now_us += 61_000 * 1000
+    assert here.hear(record(agent(), late, seq=1, issued_ms=NOW_MS)) == ["ignore"]
+
+
+def test_a_record_of_a_kind_to_come_is_nobodys_fault() -> None:
+    here = Map(GossipConfig())
+    body = encode((bytes(20), "gadget", {}, AUTHOR.public, 1, NOW_MS, NOW_MS + 1000))
+    assert here.hear(encode((body, AUTHOR.sign("record", body)))) == ["ignore"]
+
+
 def test_strangers_and_the_greedy_do_not_make_the_map_incomplete() -> None:
     here = Map(GossipConfig(records_of_strangers_max=3, records_per_publisher_max=2))
     here.give(
