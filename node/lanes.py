@@ -3,11 +3,10 @@
 Rules of the file:
 
 - A queue is bounded by frames and by bytes. `offer` answers at once; what does not fit is the caller's.
-- Queued frames leave in order, as many as fit WRITE_BYTES in one write: a write costs two to three task
-  switches below us, whatever its size (libp2p.md §3, measured).
-- Two readers, by measurement (libp2p.md §3): CONTROL reads what is there and cuts it, because each read sends
-  a window update; BULK reads the exact rest of a frame into a buffer that is allocated once, after the length
-  has passed the cap (case W1).
+- Queued frames leave in order, as many as fit WRITE_BYTES in one write: a write costs a system call and a task
+  switch below us, whatever its size, and its reader as much.
+- Two readers: CONTROL reads what is there and cuts it; BULK reads the exact rest of a frame into a buffer that is
+  allocated once, after the length has passed the cap (case W1), because frames of 256 KiB come in several reads.
 - A frame that has begun must be whole within FRAME_STALL_S. Between frames a stream may be silent for ever.
 """
 

@@ -61,8 +61,11 @@ class EventSink:
         self._counters = counters
 
     async def emit(self, event: TransportEvent) -> None:
-        """Deliver an event; waits for room."""
-        await self._channel.send(event)
+        """Deliver an event; waits for room, and switches tasks only then: what one read brought is told in one go."""
+        try:
+            self._channel.send_nowait(event)
+        except trio.WouldBlock:
+            await self._channel.send(event)
 
     def emit_nowait(self, event: TransportEvent) -> None:
         """Deliver an event if there is room, while all is being torn down."""

@@ -1,5 +1,5 @@
 # pyright: basic
-"""Does the installed library still do what `node.transport` relies on? Rows 1 to 4 of libp2p.md §11.
+"""Does the installed library still do what `node.transport` relies on? Rows 1 to 4 of libp2p.md §11, and row 9.
 
 The daemon runs this before each start, unless `[node] self_test` is off, and exits with the first row that fails; the
 suite runs it too. Two hosts on loopback a row, 1.3 s in all [measured, 2 cores]. A new version of the library starts
@@ -15,7 +15,9 @@ from typing import Final
 
 import trio
 
-from node.streams import LibraryObject
+from node.lanes import ByteStream
+from node.mux import HEAD, PING, SYN, WINDOW_BYTES, MuxFrames, SessionBytes
+from node.streams import LibraryObject, LibraryStream
 from node.transport import Libp2pTransport
 from node.transport_host import (
     build_host,
@@ -33,16 +35,19 @@ from protocol.transport import LinkDialFailed, LinkUp
 ROW_S: Final = 30.0  # a busy machine is no broken library
 _LOOPBACK: Final = "/ip4/127.0.0.1/tcp/0"
 _PROTOCOL: Final = "/masos/selftest/1"
+_KEY: Final = bytes(range(32))
 
 
 async def self_test() -> None:
-    """Check rows 1 to 4.
+    """Check rows 1 to 4 and 9.
 
     Raises:
         ConfigError: the first row that fails, with what it relies on.
     """
     check_library_version()
-    for row, check in (("2", _raising_handlers), ("3", _plaintext_refused), ("4", _bad_addresses_skipped)):
+    for row, check in (
+        ("2", _raising_handlers), ("3", _plaintext_refused), ("4", _bad_addresses_skipped), ("9", _inner_loops),
+    ):  # fmt: skip
         with trio.move_on_after(ROW_S) as deadline:
             try:
                 await check()
@@ -134,6 +139,50 @@ async def _bad_addresses_skipped() -> None:
     if not isinstance(event, LinkUp):
         reason = event.reason if isinstance(event, LinkDialFailed) else type(event).__name__
         raise _failed("4", reason)
+
+
+async def _inner_loops() -> None:
+    """Row 9, the attributes that node/mux.py names: more than a window goes there and back, a ping, both ends.
+
+    Through the swarm key, whose connection lies between the Noise session and the socket.
+    """
+    server, client = build_host(bytes([1] * 32), _KEY, _no_addresses), build_host(bytes([2] * 32), _KEY, _no_addresses)
+
+    async def echo(stream: LibraryObject) -> None:
+        lane = LibraryStream(stream)
+        while data := await lane.read(WINDOW_BYTES):
+            await lane.write(data)
+        await lane.finish()
+
+    server.set_stream_handler(_PROTOCOL, echo)
+    async with _running(server, _LOOPBACK), _running(client):
+        peer, addr = _where(server)
+        connection = await dial(client, peer, addr)
+        muxed = connection.muxed_conn
+        if not isinstance(muxed, MuxFrames) or not isinstance(muxed.secured_conn, SessionBytes):
+            raise _failed("9", f"the connection is a {type(muxed).__name__} over a {type(muxed.secured_conn).__name__}")
+        stream = await open_stream(client, connection, _PROTOCOL)
+        if stream.muxed_stream.recv_window > WINDOW_BYTES:
+            raise _failed("9", f"the library has grown the window to {stream.muxed_stream.recv_window} bytes")
+        echoed = await _echoed(LibraryStream(stream), bytes(range(256)) * (WINDOW_BYTES // 128))
+        await muxed._write_frame(HEAD.pack(0, PING, SYN, 0, 7))  # noqa: SLF001 - what is checked here
+        await muxed._ping_event.wait()  # noqa: SLF001
+        await connection.close()
+    if not echoed:
+        raise _failed("9", "what came back is not what went out")
+
+
+async def _echoed(stream: ByteStream, data: bytes) -> bool:
+    async def send() -> None:
+        await stream.write(data)
+        await stream.finish()
+
+    back = b""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(send)
+        while some := await stream.read(WINDOW_BYTES):
+            back += some
+    return back == data
 
 
 def _where(host: LibraryObject) -> tuple[PeerID, str]:

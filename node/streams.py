@@ -20,8 +20,7 @@ from protocol.transport import Lane
 LibraryObject: TypeAlias = Any  # untyped on purpose: the adapter is checked by its self-test and its tests
 
 WRITE_STALL_S: Final = 60.0  # a peer that takes nothing for so long has no use for the link
-WINDOW_POLL_S: Final = 0.01  # as Yamux itself polls
-CHUNK_BYTES: Final = 65_519 - 12  # one Yamux frame (12 bytes of header) in one Noise message (case W6)
+CHUNK_BYTES: Final = 96 * 1024  # of one Yamux frame: 64 KiB of payload leave whole, CONTROL waits for no more
 
 
 def cause(exc: BaseException) -> str:
@@ -53,15 +52,22 @@ def remote_address(muxed: LibraryObject) -> tuple[str, int] | None:
 
 
 class LibraryStream:
-    """A library stream as a ByteStream."""
+    """A library stream as a ByteStream.
+
+    While a stream is open, its bytes go past the layers of the library (node/mux.py). Once it ends, in whatever way,
+    the library's own read and write say how, and do their bookkeeping.
+    """
 
     def __init__(self, stream: LibraryObject) -> None:
         self._stream = stream
+        self._muxed = stream.muxed_stream
+        self._conn = stream.muxed_conn
 
     async def read(self, bytes_max: int) -> bytes:
         """See ByteStream."""
         try:
-            return bytes(await self._stream.read(bytes_max))
+            data = await self._conn.take(self._muxed, bytes_max)
+            return data if data is not None else bytes(await self._stream.read(bytes_max))
         except EOFError:  # the library's StreamEOF is one
             return b""
         except Exception as exc:
@@ -71,20 +77,18 @@ class LibraryStream:
         """See ByteStream.
 
         Yamux gives up a write that gets no window for 5 s, which would make a slow consumer cost the link. So
-        each chunk waits for its window here, for WRITE_STALL_S. Private: `YamuxStream.send_window`, `.closed`;
-        the slow-consumer test of the contract covers them.
+        each chunk waits for its window here, for WRITE_STALL_S.
         """
-        muxed = self._stream.muxed_stream
-        view = memoryview(data)
         for start in range(0, len(data), CHUNK_BYTES):
-            chunk = bytes(view[start : start + CHUNK_BYTES])
-            with trio.move_on_after(WRITE_STALL_S) as stall:
-                while muxed.send_window < len(chunk) and not muxed.closed:  # noqa: ASYNC110 - there is no event for it
-                    await trio.sleep(WINDOW_POLL_S)
-            if stall.cancelled_caught:
-                raise PeerUnreachable(f"the peer took nothing for {WRITE_STALL_S:g} s")
+            chunk = data[start : start + CHUNK_BYTES]
+            if self._muxed.send_window < len(chunk):
+                with trio.move_on_after(WRITE_STALL_S) as stall:
+                    await self._conn.window(self._muxed, len(chunk))
+                if stall.cancelled_caught:
+                    raise PeerUnreachable(f"the peer took nothing for {WRITE_STALL_S:g} s")
             try:
-                await self._stream.write(chunk)
+                if not await self._conn.put(self._muxed, chunk):
+                    await self._stream.write(chunk)
             except Exception as exc:
                 raise PeerUnreachable(f"connection lost: {cause(exc)}") from exc
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Final
 
@@ -59,6 +59,7 @@ PROTOCOLS: Final = {
     Lane.BULK: TProtocol("/masos/wire/1/bulk"),
 }
 EVENTS_MAX: Final = 256  # then reading from peers stops; 64 MiB at most, of the largest frames
+BURST_EVENTS: Final = 15  # then other tasks have their turn
 STOP_S: Final = 5.0  # for all links to end when the context is left
 COUNTERS: Final = (
     "links_up", "links_down", "redundant", "misbehaved", "handler_errors",
@@ -128,7 +129,7 @@ class Libp2pTransport:
 
     def events(self) -> AsyncIterator[TransportEvent]:
         """See Transport."""
-        return self._events
+        return _Burst(self._events)
 
     def send(self, peer: PeerID, lane: Lane, frame: bytes) -> bool:
         """See Transport."""
@@ -342,6 +343,28 @@ class Libp2pTransport:
             raise SwarmException("connection closed")
 
         self._network.upgrade_inbound_raw_conn = upgrade_and_wait
+
+
+class _Burst:
+    """The events of a channel, up to BURST_EVENTS in a row without a task switch, where so many wait.
+
+    Each switch lets every queue be written out, so that the answers to frames that came together would leave singly.
+    """
+
+    def __init__(self, channel: trio.MemoryReceiveChannel[TransportEvent]) -> None:
+        self._channel = channel
+        self._left = 0
+
+    def __aiter__(self) -> _Burst:
+        return self
+
+    async def __anext__(self) -> TransportEvent:
+        if self._left:
+            self._left -= 1
+            with suppress(trio.WouldBlock, trio.EndOfChannel):
+                return self._channel.receive_nowait()
+        self._left = BURST_EVENTS
+        return await anext(self._channel)
 
 
 class _Inbound:

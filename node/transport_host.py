@@ -29,9 +29,11 @@ with warnings.catch_warnings():
     from libp2p.rcmgr.connection_limits import ConnectionLimits
     from libp2p.security.insecure.transport import PLAINTEXT_PROTOCOL_ID as PLAINTEXT_ID, InsecureTransport
     from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_ID, Transport as NoiseTransport
-    from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_ID, Yamux
+    from libp2p.security.secure_session import SecureSession
+    from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_ID, Yamux, YamuxStream
     from multiaddr import Multiaddr as LibraryMultiaddr
 
+from node.mux import MuxFrames, SessionBytes
 from node.streams import LibraryObject
 from protocol.errors import ConfigError
 from protocol.peer import PeerID, peer_text
@@ -56,6 +58,55 @@ def check_library_version() -> None:
         raise ConfigError(f"libp2p {found} is installed, this node needs {LIBP2P_VERSION}")
 
 
+class Session(SessionBytes, SecureSession):
+    """The library's session after the handshake, with the reads and writes of node/mux.py."""
+
+
+class Noise(NoiseTransport):
+    """The library's Noise; what it hands on is a Session."""
+
+    async def secure_inbound(self, conn: LibraryObject) -> LibraryObject:
+        """As whom is dialled."""
+        return _session(await super().secure_inbound(conn))
+
+    async def secure_outbound(self, conn: LibraryObject, peer_id: LibraryObject) -> LibraryObject:
+        """As who dials."""
+        return _session(await super().secure_outbound(conn, peer_id))
+
+
+def _session(made: LibraryObject) -> Session:
+    """After the handshake, whose last read left nothing behind."""
+    return Session(
+        local_peer=made.local_peer,
+        local_private_key=made.local_private_key,
+        remote_peer=made.remote_peer,
+        remote_permanent_pubkey=made.remote_permanent_pubkey,
+        is_initiator=made.is_initiator,
+        conn=made.conn,
+    )
+
+
+class Mux(MuxFrames, Yamux):
+    """The library's Yamux with the inner loops of node/mux.py."""
+
+    async def open_stream(self) -> LibraryObject:
+        """As the library, with a window that stays (see `steady`)."""
+        return self.steady(await super().open_stream())
+
+    def new_stream(self, stream_id: int) -> YamuxStream:
+        """See MuxFrames."""
+        return YamuxStream(stream_id, self, False)  # noqa: FBT003 - positional in the library too: who opened it
+
+
+def _mux_with(muxers: LibraryObject) -> None:
+    """Let the class that was given for Yamux be taken: the library names its own, whatever was negotiated."""
+
+    async def new_conn(conn: LibraryObject, peer_id: LibraryObject) -> LibraryObject:
+        return (await muxers.select_transport(conn))(conn, peer_id)
+
+    muxers.new_conn = new_conn
+
+
 def build_host(
     key_seed: bytes, psk: bytes | None, announced: Callable[[object], list[LibraryMultiaddr]]
 ) -> LibraryObject:
@@ -64,11 +115,11 @@ def build_host(
         if name.partition(".")[0] == "libp2p":  # some of its loggers set their own level
             logging.getLogger(name).setLevel(LIBRARY_LOG_LEVEL)
     key_pair = create_new_key_pair(key_seed)
-    noise = NoiseTransport(key_pair, noise_privkey=create_new_x25519_key_pair().private_key)
+    noise = Noise(key_pair, noise_privkey=create_new_x25519_key_pair().private_key)
     host: LibraryObject = new_host(
         key_pair=key_pair,
         sec_opt={NOISE_ID: noise},
-        muxer_opt={TProtocol(YAMUX_ID): Yamux},
+        muxer_opt={TProtocol(YAMUX_ID): Mux},
         psk=psk.hex() if psk is not None else None,
         addrs_factory=announced,
         disable_identify_address_discovery=True,
@@ -90,6 +141,7 @@ def build_host(
         ),
     )
     network: LibraryObject = host.get_network()
+    _mux_with(network.upgrader.muxer_multistream)
     network.retry_config = RetryConfig(max_retries=0)  # a refused address fails in ms, not after 0.7 s
     network.dial_peer = _no_own_dial
     # Private: identify would be asked by a system task, out of reach of every guard, for addresses we do not use.

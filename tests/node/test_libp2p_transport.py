@@ -404,3 +404,24 @@ async def test_the_other_end_of_an_ipv6_link_is_known() -> None:
         await linked(network, a, b)
         assert real(b).accepted(a.peer)
         assert (await real(b).reach(a.peer, a.addrs)).addrs == a.addrs
+
+
+async def test_a_burst_of_events_arrives_in_order_and_leaves_others_their_turn() -> None:
+    transport = Libp2pTransport(bytes([1]) * 32, ())
+    frames = [LinkFrame(transport.local_peer, Lane.CONTROL, bytes([number])) for number in range(200)]
+    for event in frames:
+        transport._events_send.send_nowait(event)
+    transport._events_send.close()
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(other)
+        assert [event async for event in transport.events()] == frames
+        nursery.cancel_scope.cancel()
+    assert turns >= len(frames) // (node.transport.BURST_EVENTS + 1) // 2  # trio shuffles who comes first
