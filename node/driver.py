@@ -86,6 +86,7 @@ NOTICES_MAX = 256
 SUBSCRIBERS_MAX = 256
 SUSPEND_US = 1_000_000  # boot time ahead of awake time by more than this: the machine slept (protocol.md §1)
 CLOCK_STEP_US = 100_000
+LAG_FADE = 16  # of so many timers in time, each takes a part of the lag that was seen
 IDLE_TICK_S = 1.0  # clocks are compared at least this often
 DRAIN_S = 3.0  # writes and pushes at stopping
 FATAL = frozenset(("store_failed", "identity_clash"))  # topics whose error stops the node
@@ -120,6 +121,7 @@ class Driver:
         self._timers: dict[TimerKey, int] = {}
         self._heap: list[tuple[int, int, TimerKey]] = []
         self._ticket = 0
+        self._lag_us = 0  # how late timers fire: the most of late, fading
         self._jobs: dict[JobId, trio.CancelScope] = {}
         self._waiting: dict[int, trio.MemorySendChannel[object]] = {}
         self._subscribers: dict[int, tuple[str, trio.MemorySendChannel[tuple[str, object]]]] = {}
@@ -164,6 +166,10 @@ class Driver:
                 await trio.sleep(0.02)
             await self._inbox_in.send(Leaving())
             await trio.sleep(0.2)
+
+    def lag_us(self) -> int:
+        """How late this loop runs: the most that a timer was late, fading. A slow loop must not doubt its peers."""
+        return self._lag_us
 
     # ---- asking
 
@@ -244,6 +250,7 @@ class Driver:
             at_us, _, key = heapq.heappop(self._heap)
             if self._timers.get(key) == at_us:
                 del self._timers[key]
+                self._lag_us = max(self._clock.now_us() - at_us, self._lag_us - self._lag_us // LAG_FADE)
                 self._step(TimerFired(key))
 
     def _step(self, event: object) -> None:
@@ -361,9 +368,16 @@ class Driver:
 
     async def _pump_transport(self) -> None:
         async for event in self._transport.events():
-            await self._inbox_in.send(self._translate(event))
+            await self._give(self._translate(event))
             if isinstance(event, LinkUp) and self._transport.accepted(event.peer):
-                await self._inbox_in.send(InboundLink(event.peer))
+                await self._give(InboundLink(event.peer))
+
+    async def _give(self, event: object) -> None:
+        """Into the inbox; who brings more than it holds waits. A task switch for each event would halve the rate."""
+        try:
+            self._inbox_in.send_nowait(event)
+        except trio.WouldBlock:
+            await self._inbox_in.send(event)
 
     def _translate(self, event: TransportEvent) -> object:
         match event:

@@ -137,6 +137,7 @@ class Node:
         executor = Executor(parts.engine, parts.encoder, options)
         self._executor = executor
         self._driver = Driver(core, parts.transport, parts.store, self._run_job, parts.clock)
+        core.members.lag_us = self._driver.lag_us
         self._told: EngineReport | None = None  # nothing was told yet
         self._engine_state = "none" if parts.engine is None else "starting"
         self._engine_error = ""

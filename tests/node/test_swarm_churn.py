@@ -128,6 +128,17 @@ def test_nodes_that_know_one_address_find_all_others(swarm: RealSwarm, count: in
     report(f"{count} nodes: answering after {up_s:.1f} s, all linked to all {found_s:.1f} s later")
     statuses = [status for node in swarm.living if (status := node.status()) is not None]
     assert all(len(status["known"]) == count - 1 for status in statuses)
+    rng = random.Random(SEED)
+    for _ in range(1 if count < 16 else 5):  # four times as many nodes come and go at once as in the rounds below
+        gone = rng.sample([node for node in swarm.living if node.name != "n0"], max(1, count // 4))
+        for node in gone[::2]:
+            node.kill()
+        for node in gone[1::2]:
+            node.stop()
+        gone_s = swarm.until_exact(T_S)
+        swarm.start(*(node.name for node in gone))
+        back_s = swarm.until_exact(T_S)
+        report(f"{len(gone)} of {count} gone: exact after {gone_s:.1f} s; back: {back_s:.1f} s")
 
 
 # ---- churn
