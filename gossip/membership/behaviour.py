@@ -3,10 +3,11 @@
 - **What a node sees itself.** It probes its links in turn, in random order (gossip/membership/probes.py), and hears
   every frame on them. A lost link makes its peer suspect here at once; the helpers and links.py, which redials, have
   the next word.
-- **What it hears.** Each member says every 30 s, signed, that it is alive; suspicions, deaths and leaves are signed
-  too (statement.py, hearsay.py, accusations.py). Above 16 members nodes keep 12 to 32 links only, so a member without
-  a link to this node is watched by its own neighbours, whose statements come by the topic `members`. It is down when
-  they say so and it does not answer, or when nothing came of it for the time to live.
+- **What it hears.** Each member says again and again, signed, that it is alive (presence.py); suspicions, deaths and
+  leaves are signed too (statement.py, hearsay.py, accusations.py). Above 16 members nodes keep 12 to 32 links only, so
+  a member without a link to this node is watched by its own neighbours, whose statements come by the topic `members`.
+  It is down when they say so and it does not answer, or when nothing came of it for as long as its last word holds. A
+  newcomer asks its first neighbours for the words of all (tables.py).
 - **Why the mesh and no piggyback.** SWIM puts its news on pings since it has no other channel. Here is one that
   reaches everybody in few hops, sends each message once per link, and forwards only what was found good; a second
   path would need the same bounds, checks and memory of what was seen, and would be slower.
@@ -14,7 +15,7 @@
   no more work to it. A Bye `leaving` on the link says the same.
 - **Isolation and sleep.** Without links a node says nothing about anybody, and what it doubted meanwhile stays its
   own; when links return their peers are up by that, the others by their presence, which they say sooner when they see
-  a member come up. After a suspend every own suspicion waits anew.
+  a member return that they took for down. After a suspend every own suspicion waits anew.
 - **Above `members_max` members** the machine stands down: only links count (census.py); `status` says so.
 
 `MemberUp` and `MemberDown` alternate for each member, and say what changed in the view of this node alone. What no
@@ -32,7 +33,7 @@ import random
 from collections.abc import Callable
 from typing import Final
 
-from gossip.events import Arrived, Leaving, Linked, MemberUp, Unlinked
+from gossip.events import Arrived, Leaving, Linked, MemberUp, RecordChanged, Unlinked
 from gossip.membership.accusations import SUSPECT, Accusations
 from gossip.membership.awareness import Awareness
 from gossip.membership.census import Census
@@ -44,8 +45,10 @@ from gossip.membership.probes import PROBE, Outcome, ProbeNow, Probes, Step
 from gossip.membership.relays import RELAY, Relays
 from gossip.membership.requests import MACHINE, REQ_FIRST, REQ_LAST, Requests
 from gossip.membership.roster import Member, Roster
-from gossip.membership.statement import TOPIC, first_inc
+from gossip.membership.statement import TABLE, TOPIC, first_inc
+from gossip.membership.tables import AGAIN, Tables
 from gossip.membership.views import MemberStatus, MemberView
+from protocol.capability import PeerValue
 from protocol.clock import SwarmClock
 from protocol.identity import KeyPair, Verify
 from protocol.machine import (
@@ -64,7 +67,7 @@ from protocol.machine import (
     TimerFired,
     TimerKey,
 )
-from protocol.messages import Bye, Frame, Hello, ProbedFor, ProbeFor
+from protocol.messages import Bye, Frame, Hello, IWant, ProbedFor, ProbeFor
 from protocol.peer import PeerID
 
 _TICK = TimerKey(MACHINE, "tick")
@@ -100,6 +103,7 @@ class Membership:
         requests = Requests()
         self._probes = Probes(config, self._neighbours, self._awareness, requests, clock.wall_ms)
         self._relays = Relays(config, self._neighbours, requests)
+        self._tables = Tables(config, self._roster, self._neighbours)
 
     # ---- the view
 
@@ -149,8 +153,12 @@ class Membership:
                 return self._on_unlinked(peer, now_us, in_order=in_order)
             case Received(peer, frame) if peer in self._neighbours:
                 return self._on_frame(peer, frame, now_us)
-            case Arrived(_, topic, items) if topic == TOPIC:
-                return self._greet(self._settle(self._hearsay.on_items(items, now_us), now_us), now_us)
+            case Arrived(peer, topic, items) if topic == TOPIC:
+                steps = self._hearsay.on_items(items, now_us, asked=self._tables.answers(peer, now_us))
+                return self._greet(self._settle(steps, now_us), now_us)
+            case RecordChanged(record, True) if isinstance(record.value, PeerValue):
+                steps = self._hearsay.on_items(self._hearsay.early(PeerID(record.publisher)), now_us)
+                return self._greet(self._settle(steps, now_us), now_us)
             case DialFailed(peer, _):
                 return self._on_dial_failed(peer, now_us)
             case SendDropped(peer, kind, int(req)) if REQ_FIRST <= req <= REQ_LAST:
@@ -170,10 +178,12 @@ class Membership:
         if what == SUSPECT:
             return self._accusations.on_timer(ref, now_us)
         if what == PRESENCE.what:
-            anybody = len(self._neighbours) > 0
-            return self._presence.on_timer(now_us, anybody=anybody, standing_down=self._census.counting)
+            anybody, size = len(self._neighbours) > 0, self._roster.present() + 1
+            return self._presence.on_timer(size, now_us, anybody=anybody, standing_down=self._census.counting)
         if self._presence.leaving:
             return []
+        if what == AGAIN:
+            return [] if self._census.counting else self._tables.ask_again(now_us)
         if what == PROBE:
             return self._settle(self._probes.on_timer(ref, now_us), now_us)
         return self._on_tick(now_us) if what == _TICK.what else self._on_sweep(now_us)
@@ -183,6 +193,10 @@ class Membership:
     def _on_linked(self, peer: PeerID, hello: Hello, now_us: int) -> list[Effect]:
         self._neighbours.add(peer, hello, now_us)
         effects = self._settle(self._probes.on_heard(peer), now_us)
+        if not self._census.counting:
+            effects += self._tables.on_linked(peer, now_us)
+        if len(self._neighbours) == 1:
+            effects += self._presence.found(now_us)
         inc, member = first_inc(hello.inst), self._roster.get(peer)
         if member is None:
             return [*effects, *self._roster.set(self._roster.add(peer, inc, now_us), "alive", "", now_us)]
@@ -194,6 +208,7 @@ class Membership:
 
     def _on_unlinked(self, peer: PeerID, now_us: int, *, in_order: bool) -> list[Effect]:
         parting = self._neighbours.remove(peer) or in_order
+        self._tables.on_unlinked(peer)
         effects = self._settle(self._probes.on_unlinked(peer, now_us), now_us) + self._relays.on_unlinked(peer)
         member = self._roster.get(peer)
         if member is None or member.state == "left":
@@ -230,6 +245,8 @@ class Membership:
                 return [*effects, *self._relays.on_asked(peer, frame, self._clock.wall_ms(now_us), now_us)]
             case ProbedFor():
                 return [*effects, *self._settle(self._probes.on_answer(peer, frame, now_us), now_us)]
+            case IWant(topic, ids) if topic == TOPIC and TABLE in ids and not self._census.counting:
+                return [*effects, *self._tables.on_asked(peer, now_us)]
             case _:
                 return effects
 
@@ -298,11 +315,11 @@ class Membership:
         for member in self._roster.members():
             effects += self._sweep(member, now_us)
         if self._census.ends(now_us):
-            effects += [Notify(MACHINE, ("standing_down", False)), *self._presence.newcomer(1, now_us)]
+            effects += [Notify(MACHINE, ("standing_down", False)), *self._presence.remind(1, now_us)]
         return effects
 
     def _sweep(self, member: Member, now_us: int) -> list[Effect]:
-        held, ttl_us = member.suspicion, self._config.presence_ttl_us
+        held, ttl_us = member.suspicion, max(member.hold_us, self._config.presence_ttl_us)
         if member.state in ("dead", "left"):
             if now_us - member.since_us > self._config.forget_us and member.peer not in self._neighbours:
                 self._roster.forget(member.peer)
@@ -330,7 +347,7 @@ class Membership:
             member.fresh_us = min(now_us, member.fresh_us + us)
         self._tick_us += us
         slept: list[Effect] = [*self._settle(self._probes.drop_all(), now_us), *self._relays.drop_all()]
-        return [*slept, *self._accusations.rearm(now_us), *self._presence.newcomer(1, now_us)]
+        return [*slept, *self._accusations.rearm(now_us), *self._presence.remind(1, now_us)]
 
     def _on_stopping(self, now_us: int) -> list[Effect]:
         if self._presence.leaving:
@@ -354,8 +371,10 @@ class Membership:
         return effects
 
     def _greet(self, effects: list[Effect], now_us: int) -> list[Effect]:
-        """Who sees a member come up says soon that it is there; one too many, and the machine stands down."""
-        if not any(isinstance(each, Local) and isinstance(each.event, MemberUp) for each in effects):
+        """Who sees a member return says soon that it is there too; one too many, and the machine stands down."""
+        ups = [each.event.peer for each in effects if isinstance(each, Local) and isinstance(each.event, MemberUp)]
+        if not ups:
             return effects
-        soon = self._presence.newcomer(self._roster.present() + 1, now_us)
+        returned = [peer for peer in ups if (member := self._roster.get(peer)) is not None and member.returned]
+        soon = self._presence.remind(self._roster.present() + 1, now_us) if returned else []
         return [*effects, *soon, *self._count_members(now_us)]

@@ -1,9 +1,9 @@
 """How large the swarm is while this machine stands down.
 
-Above `members_max` members presence alone would cost every node more than it is worth, so all say it ten times as
-rarely and nobody is tracked. Who said it within the last three such periods is counted, up to one more than
-`members_max`; once they are few enough again (`members_return`, so that a swarm of just that size does not flap),
-the machine stands up.
+Above `members_max` members nobody is tracked, for a table of more would cost every node more than it is worth; all
+say their presence as rarely as in the largest swarm that is tracked. Who said it within the last three such periods
+is counted, up to one more than `members_max`; once they are few enough again (`members_return`, so that a swarm of
+just that size does not flap), the machine stands up.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Census:
 
     def __init__(self, config: MemberConfig) -> None:
         self._config = config
-        self._window_us = 10 * config.presence_ttl_us
+        self._window_us = config.hold_us(config.standing_period_us)
         self.counting = False
         self._seen: dict[PeerID, tuple[int, int]] = {}  # statement's time in ms, and when it came; oldest first
 

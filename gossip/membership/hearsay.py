@@ -5,8 +5,12 @@ signature, then the budget of its signer, so that nobody can use up another's. `
 neighbour would have passed on (no statement, or a forged one); stale, repeated and premature ones are `ignore`: an
 honest neighbour may know less, or have another clock.
 
-Nothing of these counts: what is said of or by a key without admission; accusations by a node that is itself down
-here (who was away tells of its own absence); what is older than `past_ms` or further ahead than `future_ms`.
+Nothing of these counts: what is said of or by a key without admission; accusations by a node that is itself down here
+(who was away tells of its own absence); what is older than `past_ms` or further ahead than `future_ms`.
+
+Where a newcomer's word is faster than the record that admits it, the verdict waits for the record: the mesh brings a
+message once, and an `ignore` would end its way here. The last `early_max` such words are kept, one per key; what nobody
+admits the mesh forgets.
 """
 
 from __future__ import annotations
@@ -52,11 +56,12 @@ class Hearsay:
         self._presence = presence
         self._census = census
         self._budget = Budget(config)
+        self._early: dict[PeerID, bytes] = {}  # words that came before the admission of their signers, oldest first
         self._verify = verify
         self._admitted = admitted
 
-    def on_items(self, items: tuple[bytes, ...], now_us: int) -> Step:
-        """Judge and apply what came, in its order; one `Judged` for all."""
+    def on_items(self, items: tuple[bytes, ...], now_us: int, *, asked: bool = False) -> Step:
+        """Judge and apply what came, in its order; one `Judged` for all. `asked`: by a peer that owes an answer."""
         steps: Step = []
         verdicts: list[tuple[bytes, Verdict]] = []
         for item in items:
@@ -64,15 +69,23 @@ class Hearsay:
             if said is not None:
                 verdict, applied = self._apply(said, now_us)
                 steps += applied
+                if asked and self._clock.now_ms(now_us) - said.at_ms > self._config.slack_ms:
+                    verdict = "ignore"  # old: the others have it, and this node lacked it
             if verdict == "reject":
                 steps.append(Count("member_statements_rejected"))
-            verdicts.append((message_id(TOPIC, item), verdict))
-        return [Local(Judged(TOPIC, tuple(verdicts))), *steps]
+            if verdict is not None:
+                verdicts.append((message_id(TOPIC, item), verdict))
+        return [Local(Judged(TOPIC, tuple(verdicts))), *steps] if verdicts else []
+
+    def early(self, peer: PeerID) -> tuple[bytes, ...]:
+        """The newest word of a key that was not admitted when it came; to be judged now, and forgotten here."""
+        item = self._early.pop(peer, None)
+        return () if item is None else (item,)
 
     # ---- judging
 
-    def _judge(self, item: bytes, now_us: int) -> tuple[Verdict, Statement | None]:
-        """The verdict, and the statement if it is to be applied."""
+    def _judge(self, item: bytes, now_us: int) -> tuple[Verdict | None, Statement | None]:
+        """The verdict, and the statement if it is to be applied; None: it is too early for one."""
         try:
             said = read_statement(item)
         except DecodeError:
@@ -81,11 +94,20 @@ class Hearsay:
         if not -self._config.future_ms <= age_ms <= self._config.past_ms or not self._is_news(said):
             return "ignore", None
         if not self._admitted(said.by) or not self._admitted(said.subject):
-            return "ignore", None
+            return self._keep(item, said), None
         if not said.genuine(self._verify):
             return "reject", None
         cost = self._config.accusation_cost if said.accuses else 1
         return ("accept", said) if self._budget.take(said.by, cost, now_us) else ("ignore", None)
+
+    def _keep(self, item: bytes, said: Statement) -> Verdict | None:
+        if said.accuses:
+            return "ignore"
+        self._early.pop(said.by, None)
+        self._early[said.by] = item
+        if len(self._early) > self._config.early_max:
+            del self._early[next(iter(self._early))]
+        return None
 
     def _is_news(self, said: Statement) -> bool:
         """Would it change what is known here?"""
@@ -138,7 +160,9 @@ class Hearsay:
         if said.kind == "left":
             member.left_told = True
             return self._roster.set(member, "left", "left", now_us)
-        member.fresh_us = now_us
+        member.fresh_us, member.word = now_us, said
+        longest_us = self._config.hold_us(self._config.standing_period_us)
+        member.hold_us = min(longest_us, max(self._config.presence_ttl_us, said.hold_s * 1_000_000))
         if another:
             member.left_told = False
             return self._accusations.cleared(member, now_us)

@@ -44,6 +44,11 @@ class Neighbours:
             self._round.remove(peer)
         return link is not None and link.parting
 
+    def speaks(self, peer: PeerID) -> bool:
+        """It is linked and knows the frames of membership."""
+        link = self._links.get(peer)
+        return link is not None and link.speaks
+
     def heard(self, peer: PeerID, now_us: int) -> None:
         """Any frame is a sign of life."""
         self._links[peer].heard_us = now_us

@@ -16,6 +16,7 @@ from typing import Literal
 from gossip.events import MemberDown, MemberUp
 from gossip.membership.config import MemberConfig
 from gossip.membership.requests import MACHINE
+from gossip.membership.statement import Statement, life_of
 from gossip.membership.suspicion import Suspicion
 from protocol.machine import Effect, Local, Notify
 from protocol.peer import PeerID
@@ -32,6 +33,9 @@ class Member:
         at_ms: swarm time of its newest statement about itself.
         fresh_us: its last sign of life, told by itself or by somebody who heard it.
         left_told: its signed `left` came, not only the Bye of its link.
+        word: its newest `alive`, to be handed on to who asks.
+        hold_us: how long its words stand.
+        returned: it was up before in the life in which it came up last, so one of the two nodes was cut off.
     """
 
     peer: PeerID
@@ -43,6 +47,10 @@ class Member:
     at_ms: int = 0
     left_told: bool = False
     suspicion: Suspicion | None = None
+    word: Statement | None = None
+    hold_us: int = 0
+    returned: bool = False
+    up_life: int | None = None
 
     @property
     def is_up(self) -> bool:
@@ -89,6 +97,8 @@ class Roster:
         member.state, member.why, member.since_us = state, why, now_us
         if member.is_up:
             member.fresh_us = now_us
+            life = life_of(member.inc)
+            member.returned, member.up_life = member.up_life == life, life
         self._tombstones.pop(member.peer, None)
         if state in ("dead", "left"):
             member.suspicion = None if state == "left" else member.suspicion

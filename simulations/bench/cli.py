@@ -19,7 +19,7 @@ from protocol.errors import UsageError
 from simulations.bench.figure import Line
 from simulations.bench.options import Options
 
-BENCHES: Final = ("codec", "rpc", "idle", "discover")
+BENCHES: Final = ("codec", "rpc", "idle", "discover", "silent")
 """In the order of `all`; each is a module beside this one with `run(options)`."""
 
 

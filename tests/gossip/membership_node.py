@@ -121,14 +121,20 @@ class Net:
 
     def arrive(self, *items: bytes, source: KeyPair = A) -> list[str]:
         self.tell(Arrived(pid(source), "members", items))
-        return [self.judged[message_id("members", item)] for item in items]
+        return [self.judged.get(message_id("members", item), "later") for item in items]
 
     def says(
-        self, by: KeyPair, kind: Kind, of: KeyPair | None = None, inc: int = LIFE, at_ms: int | None = None
+        self,
+        by: KeyPair,
+        kind: Kind,
+        of: KeyPair | None = None,
+        inc: int = LIFE,
+        at_ms: int | None = None,
+        hold_s: int = 0,
     ) -> str:
         """A genuine statement comes; its verdict."""
         at_ms = self.now_ms if at_ms is None else at_ms
-        return self.arrive(make_statement(by, kind, (of or by).public, inc, at_ms))[0]
+        return self.arrive(make_statement(by, kind, (of or by).public, inc, at_ms, hold_s))[0]
 
     def state(self, keys: KeyPair) -> str:
         return self.members.state_of(pid(keys))

@@ -342,7 +342,7 @@ def test_an_accusation_of_an_earlier_incarnation_is_answered_and_of_a_later_one_
 
 def test_a_forged_accusation_does_not_raise_the_own_incarnation() -> None:
     net = Net(A)
-    body = encode(("suspect", ME.public, LIFE, A.public, net.now_ms))
+    body = encode(("suspect", ME.public, LIFE, A.public, net.now_ms, 0))
     assert net.arrive(encode((body, B.sign("member", body)))) == ["reject"]
     assert net.members.status().incarnation == LIFE
 

@@ -8,21 +8,25 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from gossip.events import RecordChanged
 from gossip.membership.config import MemberConfig
 from gossip.membership.requests import MACHINE, REQ_FIRST
-from gossip.membership.statement import first_inc, make_statement
+from gossip.membership.statement import HOLD_S_MAX, TABLE, first_inc, make_statement
+from protocol.capability import PeerValue, SignedRecord
 from protocol.codec import encode
+from protocol.identity import KeyPair
 from protocol.machine import (
     DialFailed,
+    Send,
     SendDropped,
     Stopping,
     Suspended,
     TimerFired,
     TimerKey,
 )
-from protocol.messages import Bye, Ping, ProbeFor
+from protocol.messages import Bye, IWant, Ping, ProbeFor, Spread, message_id
 from tests.gossip.membership_node import CONFIG, LIFE, ME, PEERS, A, B, C, D, E, Net, pid
-from tests.gossip_world import seconds
+from tests.gossip_world import NOW_MS, seconds
 from tests.strategies import frames, keypair
 
 # ---- statements
@@ -60,6 +64,8 @@ def test_repeated_stale_old_and_premature_statements_are_ignored() -> None:
 
 def test_a_clock_wrong_by_minutes_does_no_harm() -> None:
     net = Net(A)
+    asking_us = 3 * CONFIG.table_again_us + CONFIG.table_wait_us
+    net.run(asking_us / 1e6 + 1, hearing=(A,))  # what A sends till then may be an answer
     assert net.says(B, "alive", at_ms=net.now_ms + 9 * 60_000) == "accept"
     assert net.says(C, "alive", at_ms=net.now_ms - 9 * 60_000) == "accept"
 
@@ -75,11 +81,42 @@ def test_a_forged_statement_is_rejected_and_changes_nothing() -> None:
     assert net.members.status() == before
 
 
+def admission(keys: KeyPair) -> RecordChanged:
+    value = PeerValue(addrs=(), cert=())
+    return RecordChanged(SignedRecord(b"", "peer", value, keys.public, 1, 0, 0, b"", b""), live=True)
+
+
+def test_a_word_that_is_faster_than_its_signers_record_waits_for_it_and_then_goes_on() -> None:
+    net = Net(A)
+    net.outsiders[B.public] = None
+    item = make_statement(B, "alive", B.public, LIFE, net.now_ms, 90)
+    assert net.arrive(item) == ["later"]
+    net.tell(admission(B))
+    assert net.state(B) == "unknown", "the record admits nobody"
+    assert net.arrive(item) == ["later"]
+    del net.outsiders[B.public]
+    net.tell(admission(B))
+    assert (net.judged[message_id("members", item)], net.state(B)) == ("accept", "alive")
+    assert not net.tell(admission(B)), "it was forgotten"
+
+
+def test_words_of_strangers_that_wait_are_bounded_and_the_oldest_gives_way() -> None:
+    net = Net(A)
+    crowd = [keypair(f"crowd {n}") for n in range(CONFIG.early_max + 1)]
+    net.outsiders |= {keys.public: None for keys in crowd}
+    for keys in crowd:
+        assert net.says(keys, "alive") == "later"
+    net.outsiders.clear()
+    assert not net.tell(admission(crowd[0]))
+    assert net.tell(admission(crowd[1]))
+    assert len(net.members._hearsay._early) == CONFIG.early_max - 1
+
+
 def test_keys_without_admission_are_neither_believed_nor_known() -> None:
     net = Net(A)
     net.says(C, "alive")
     net.outsiders[B.public] = None
-    assert net.says(B, "alive") == "ignore"
+    assert net.says(B, "alive") == "later"
     assert net.says(B, "suspect", C) == "ignore"
     assert net.state(B) == "unknown"
     net.outsiders[C.public] = None
@@ -201,6 +238,103 @@ def test_a_member_cannot_make_others_forward_without_end() -> None:
     net = Net(A)
     verdicts = Counter(net.says(B, "alive", at_ms=net.now_ms + n) for n in range(1_000))
     assert verdicts["accept"] == CONFIG.budget_max
+
+
+# ---- how long a word holds, and the words of all for a newcomer
+
+
+def test_a_word_holds_as_long_as_its_speaker_said_whatever_the_listener_counts() -> None:
+    net = Net(A)
+    assert net.says(B, "alive", hold_s=300) == "accept"
+    net.run(290, hearing=(A,))
+    assert net.state(B) == "alive"
+    net.run(20, hearing=(A,))
+    assert (net.state(B), net.why[pid(B)]) == ("dead", "silent")
+
+
+def test_no_word_holds_for_less_than_the_least_or_more_than_the_longest_period_asks_for() -> None:
+    net = Net(A)
+    net.says(B, "alive", hold_s=1)
+    net.says(C, "alive", hold_s=HOLD_S_MAX)
+    net.run(CONFIG.presence_ttl_us / 1e6 - 5, hearing=(A,))
+    assert (net.state(B), net.state(C)) == ("alive", "alive")
+    net.run(15, hearing=(A,))
+    assert (net.state(B), net.state(C)) == ("dead", "alive")
+    net.run(CONFIG.hold_us(CONFIG.standing_period_us) / 1e6, hearing=(A,))
+    assert net.state(C) == "dead"
+
+
+def test_the_larger_the_swarm_the_rarer_a_node_speaks_and_the_longer_its_word_holds() -> None:
+    crowd = [keypair(f"crowd {n}") for n in range(99)]
+    net = Net(A)
+    for keys in crowd:
+        net.says(keys, "alive", hold_s=10_000)
+    net.run(60, hearing=(A,))
+    began_ms = net.now_ms
+    net.run(1_000, hearing=(A,))
+    said = [each for each in net.said if each.at_ms > began_ms]
+    assert 9 <= len(said) <= 11, "one word a second of 101 members in all"
+    assert {each.hold_s for each in said} == {3 * 101}
+
+
+def test_a_node_without_links_asks_its_first_ones_for_the_words_of_all_and_some_again() -> None:
+    net = Net(*PEERS[:6])
+    assert [peer for peer, frame in net.sent if isinstance(frame, IWant)] == [pid(A), pid(B)]
+    net.run(60, hearing=tuple(PEERS[:6]))
+    assert len([peer for peer, frame in net.sent if isinstance(frame, IWant)]) == 3 * CONFIG.tables
+    assert net.said[0].at_ms - NOW_MS <= 3 * CONFIG.announce_gap_us / 1_000, "and speaks soon"
+    for keys in PEERS[:6]:
+        net.unlink(keys)
+    net.sent.clear()
+    net.link(C)
+    assert [peer for peer, frame in net.sent if isinstance(frame, IWant)] == [pid(C)], "it was alone again"
+
+
+def test_who_asks_is_given_the_newest_word_of_each_that_is_up_and_not_again_at_once() -> None:
+    net = Net(A, B)
+    words = {keys.public: make_statement(keys, "alive", keys.public, LIFE, net.now_ms, 90) for keys in (A, C, D, E)}
+    net.arrive(*words.values())
+    net.says(E, "left", at_ms=net.now_ms + 1)
+    ask = IWant("members", (TABLE,))
+    given = [effect.frame for effect in net.hear(A, ask) if isinstance(effect, Send)]
+    assert [frame.items for frame in given if isinstance(frame, Spread)] == [
+        tuple(words[keys.public] for keys in sorted((C, D), key=lambda keys: keys.public))
+    ]
+    assert not [effect for effect in net.hear(A, ask) if isinstance(effect, Send)]
+    net.run(CONFIG.table_gap_us / 1e6 + 1, hearing=(A, B))
+    assert [effect for effect in net.hear(A, ask) if isinstance(effect, Send)]
+    assert not [effect for effect in net.hear(B, IWant("ops", (TABLE,))) if isinstance(effect, Send)]
+
+
+def test_what_an_asked_neighbour_tells_is_believed_and_old_words_of_it_go_no_further() -> None:
+    net = Net(A, B, C)  # A and B were asked
+    old_ms = net.now_ms - 60_000
+    old = [make_statement(keys, "alive", keys.public, LIFE, old_ms, 90) for keys in (D, E)]
+    fresh = make_statement(PEERS[5], "alive", PEERS[5].public, LIFE, net.now_ms, 90)
+    assert net.arrive(old[0], fresh, source=A) == ["ignore", "accept"]
+    assert net.arrive(old[1], source=C) == ["accept"], "this one was not asked: others may lack it too"
+    assert [net.state(keys) for keys in (D, E, PEERS[5])] == ["alive"] * 3
+    assert net.arrive(make_statement(D, "alive", E.public, LIFE, old_ms, 90), source=A) == ["reject"]
+
+
+def test_only_the_return_of_who_was_down_makes_a_node_speak_not_a_newcomer_nor_a_new_life() -> None:
+    net = Net(A, B)
+    net.run(60, hearing=(A, B))
+    said = len(net.said)
+    net.link(C)
+    net.says(D, "alive")
+    net.run(3, hearing=(A, B, C))
+    net.unlink(C)
+    net.run(0.5, hearing=(A, B))
+    net.link(C, inst=2)
+    net.run(3, hearing=(A, B, C))
+    assert len(net.said) - said <= 1, "its regular word at most"
+    said = len(net.said)
+    net.unlink(C)
+    assert net.state(C) == "suspect"
+    net.link(C, inst=2)
+    net.run(CONFIG.announce_gap_us * 1.5 / 1e6, hearing=(A, B, C))
+    assert len(net.said) - said >= 1
 
 
 # ---- bounds

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from gossip.membership.statement import (
+    HOLD_S_MAX,
     STATEMENT_BYTES_MAX,
     Statement,
     first_inc,
@@ -46,26 +47,31 @@ def test_a_changed_statement_is_refused_or_not_genuine(data: st.DataObject) -> N
 
 
 def test_a_signature_under_another_purpose_is_not_genuine() -> None:
-    body = encode(("alive", ONE.public, INC, ONE.public, 1_000))
+    body = encode(("alive", ONE.public, INC, ONE.public, 1_000, 90))
     assert not read_statement(encode((body, ONE.sign("receipt", body)))).genuine(verify_raw)
     assert read_statement(encode((body, ONE.sign("member", body)))).genuine(verify_raw)
 
 
 BODIES: dict[str, tuple[object, ...]] = {
-    "an unknown kind": ("ill", TWO.public, INC, ONE.public, 1),
-    "alive said of another": ("alive", TWO.public, INC, ONE.public, 1),
-    "left said of another": ("left", TWO.public, INC, ONE.public, 1),
-    "suspect said of oneself": ("suspect", ONE.public, INC, ONE.public, 1),
-    "dead said of oneself": ("dead", ONE.public, INC, ONE.public, 1),
-    "a short subject": ("suspect", b"short", INC, ONE.public, 1),
-    "a short signer": ("suspect", TWO.public, INC, b"short", 1),
-    "a negative incarnation": ("alive", ONE.public, -1, ONE.public, 1),
-    "an incarnation past the last life": ("alive", ONE.public, first_inc(2**32), ONE.public, 1),
-    "an incarnation that is a truth value": ("alive", ONE.public, True, ONE.public, 1),
-    "a negative time": ("alive", ONE.public, INC, ONE.public, -1),
-    "a time past the wire's last": ("alive", ONE.public, INC, ONE.public, 2**47 + 1),
-    "a field too many": ("alive", ONE.public, INC, ONE.public, 1, 1),
-    "a field too few": ("alive", ONE.public, INC, ONE.public),
+    "an unknown kind": ("ill", TWO.public, INC, ONE.public, 1, 0),
+    "alive said of another": ("alive", TWO.public, INC, ONE.public, 1, 0),
+    "left said of another": ("left", TWO.public, INC, ONE.public, 1, 0),
+    "suspect said of oneself": ("suspect", ONE.public, INC, ONE.public, 1, 0),
+    "dead said of oneself": ("dead", ONE.public, INC, ONE.public, 1, 0),
+    "a short subject": ("suspect", b"short", INC, ONE.public, 1, 0),
+    "a short signer": ("suspect", TWO.public, INC, b"short", 1, 0),
+    "a negative incarnation": ("alive", ONE.public, -1, ONE.public, 1, 0),
+    "an incarnation past the last life": ("alive", ONE.public, first_inc(2**32), ONE.public, 1, 0),
+    "an incarnation that is a truth value": ("alive", ONE.public, True, ONE.public, 1, 0),
+    "a negative time": ("alive", ONE.public, INC, ONE.public, -1, 0),
+    "a time past the wire's last": ("alive", ONE.public, INC, ONE.public, 2**47 + 1, 0),
+    "a field too many": ("alive", ONE.public, INC, ONE.public, 1, 0, 0),
+    "a hold that is negative": ("alive", ONE.public, INC, ONE.public, 1, -1),
+    "a hold for more than a day": ("alive", ONE.public, INC, ONE.public, 1, HOLD_S_MAX + 1),
+    "a hold that is a truth value": ("alive", ONE.public, INC, ONE.public, 1, True),
+    "an accusation that holds for a while": ("suspect", TWO.public, INC, ONE.public, 1, 90),
+    "a leave that holds for a while": ("left", ONE.public, INC, ONE.public, 1, 90),
+    "a field too few": ("alive", ONE.public, INC, ONE.public, 1),
 }
 
 

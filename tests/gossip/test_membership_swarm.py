@@ -255,6 +255,22 @@ def test_an_idle_swarm_is_quiet() -> None:
     assert spread <= 10 * 5 * 9 * 9
 
 
+@pytest.mark.slow
+def test_a_newcomer_of_a_large_swarm_knows_all_within_seconds_and_hardly_anybody_speaks_for_it() -> None:
+    size = 60
+    world = swarm(size, neighbours=ring_and_chords(size, 12))
+    world.crash(3)
+    world.run(70)  # its death is old news, and all speak at their own times
+    began_us = world.now_us
+    world.start(3)
+    assert world.run_until(lambda: len(world.view(3)) == size - 1, 5) <= 2, "its first neighbours tell it"
+    world.run_until(world.exact, JOIN_S)
+    world.run(7 - (world.now_us - began_us) / 1e6)
+    said = [who for at_us, who, _ in world.said if at_us >= began_us]
+    assert said.count(3) == 1
+    assert len(said) <= size // 2, "not everybody: only whose time has come"
+
+
 def test_runs_with_equal_seeds_are_equal() -> None:
     logs = []
     for _ in range(2):
