@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from dataclasses import replace
 from typing import Any
@@ -18,6 +19,7 @@ from simulations.host import EPOCH_US
 from simulations.swarm import SimSwarm, SwarmConfig
 
 DIM = 64
+on_ci = pytest.mark.skipif(not os.environ.get("CI"), reason="CI only: minutes of CPU")
 DEEDS = (
     "reads",
     "drafts",
@@ -91,6 +93,7 @@ def finds(swarm: SimSwarm, pairs: list[tuple[int, int]]) -> list[bool]:
     return hits
 
 
+@on_ci
 @pytest.mark.slow
 def test_at_128_nodes_links_are_bounded_and_everybody_is_found_also_after_30_percent_died() -> None:
     n, rng = 128, random.Random(4)
@@ -111,6 +114,7 @@ def test_at_128_nodes_links_are_bounded_and_everybody_is_found_also_after_30_per
     assert sum(hits) / len(hits) >= 0.99
 
 
+@on_ci
 @pytest.mark.slow
 def test_beyond_the_index_everybody_is_found_through_the_dht() -> None:
     """128 nodes give 256 records; 200 fit."""
