@@ -131,15 +131,18 @@ class Arrived:
     items: tuple[bytes, ...]
 
 
-Verdict = Literal["accept", "ignore", "reject"]
+Verdict = Literal["accept", "ignore", "reject", "later"]
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
     """What messages are worth, by `message_id`: forward them, keep them to oneself, or blame who brought them.
 
-    `ignore` is for what is fine and brings nothing new, or cannot be judged yet. A message that is never judged is
-    forgotten after a while. An `accept` for what the mesh does not know does nothing.
+    `accept`: forwarded. `reject`: wrong for everybody; who brought it is blamed. `ignore`: fine and nothing new here; a
+    copy within two minutes is not asked about again. `later`: it might be accepted, but there is no room or no time for
+    it now; the mesh forgets it at its next heartbeat, and asks anew about a copy that comes after that. What waits for
+    something that is under way stays without a verdict: it can be judged for half a minute, then it is forgotten too.
+    A verdict on what the mesh does not hold does nothing.
     """
 
     topic: str

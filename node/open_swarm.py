@@ -42,6 +42,8 @@ MEANING: Final = (
 SPACES_PER_AUTHOR_MAX: Final = 64
 RECORDS_PER_PUBLISHER_MAX: Final = 16
 RECORDS_OF_STRANGERS_MAX: Final = 64
+LOOKUP_PATHS: Final = 4
+"""Disjoint paths of a look-up of the DHT: strangers may lie on each of them (replication.md §9)."""
 
 TICKET_CHARS_MAX: Final = 32 * 1024  # of a file that should hold one
 RENEW_LOOK_S: Final = 60.0
@@ -61,7 +63,8 @@ def bounds(core: CoreConfig, mode: Mode) -> CoreConfig:
         records_of_strangers_max=min(core.gossip.records_of_strangers_max, RECORDS_OF_STRANGERS_MAX),
     )
     defaults = replace(core.kernel.defaults, quota=OPEN_QUOTA)
-    return replace(core, gossip=gossip, kernel=replace(core.kernel, defaults=defaults))
+    dht = replace(core.dht, paths=max(core.dht.paths, LOOKUP_PATHS))
+    return replace(core, gossip=gossip, dht=dht, kernel=replace(core.kernel, defaults=defaults))
 
 
 # ---- the ticket that somebody else published

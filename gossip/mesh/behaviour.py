@@ -5,7 +5,7 @@ It carries opaque messages of a few topics to every subscriber and knows nothing
     Broadcast(topic, items)   from a consumer of this node: sent at once to every linked subscriber (flood publishing)
     Spread from a peer        what is new becomes one Local(Arrived(peer, topic, items))
     Judged(topic, verdicts)   accept: remembered, given on request, forwarded to the mesh; ignore: remembered only;
-                              reject: remembered, and everybody who brought it is blamed
+                              reject: remembered, and everybody who brought it is blamed; later: forgotten
 
 Rules of this package:
 
@@ -13,12 +13,14 @@ Rules of this package:
   (case S2). A consumer rejects only what is wrong for everybody: who brought it is blamed for it.
 - Gossip only lowers latency; a message may be lost, repair brings it. So every table is bounded and what does not fit
   is dropped and counted (cases N4, S3). What a full queue refused is offered to that peer at the next heartbeat.
+- A peer may bring so many new messages of a topic per second; what is above that is dropped, and nobody blamed for it.
 - A message that its origin sent to every living member itself (`wide`) is not forwarded, only offered once by id.
 - The first accepted messages go on at once; further ones within `flush_us` share a frame.
 - Nothing happens in an idle topic: no frame, no charge. Only peers whose Hello names the feature take part.
 
 Parts: `eager.py` what comes and goes on, `overlay.py` who forwards to whom, `lazy.py` offers and requests,
-`unjudged.py` what waits for its verdict, `cache.py` what passed, `scores.py` what peers are worth.
+`unjudged.py` what waits for its verdict, `cache.py` what passed, `scores.py` what peers are worth, `allowance.py` what
+they may bring.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from gossip.mesh.config import MeshConfig
 from gossip.mesh.eager import MACHINE, Eager
 from gossip.mesh.lazy import Lazy
 from gossip.mesh.overlay import Overlay
-from gossip.mesh.state import Peer, State, remember
+from gossip.mesh.state import State, remember
 from protocol.machine import (
     Boot,
     Effect,
@@ -92,15 +94,6 @@ class Mesh:
     @worth.setter
     def worth(self, worth: Callable[[PeerID], int]) -> None:
         self._state.scores.worth = worth
-
-    @property
-    def address_of(self) -> Callable[[PeerID], str]:
-        """The IP address at which this node itself sees a linked peer; empty where it does not know."""
-        return self._state.scores.address_of
-
-    @address_of.setter
-    def address_of(self, address_of: Callable[[PeerID], str]) -> None:
-        self._state.scores.address_of = address_of
 
     def scores(self) -> dict[PeerID, int]:
         """The score of every linked peer, in thousandths of a point."""
@@ -181,21 +174,17 @@ class Mesh:
         self._on_unlinked(peer, now_us)  # a new link in the place of an old one
         if MESH not in hello.features or not self._state.topics:
             return []
-        self._state.peers[peer] = Peer()
-        self._state.scores.link(peer)
+        self._state.link(peer)
         return [self._subscribe(peer)]
 
     def _subscribe(self, peer: PeerID) -> Effect:
         return Send(peer, Lane.CONTROL, Subscribe(tuple((topic, True) for topic in self._state.topics)))
 
     def _on_unlinked(self, peer: PeerID, now_us: int) -> list[Effect]:
-        if self._state.peers.pop(peer, None) is None:
-            return []
-        self._overlay.unlink(peer)
-        self._lazy.unlink(peer)
-        self._state.unjudged.forget(peer)
-        self._state.cache.forget(peer)
-        self._state.scores.unlink(peer, now_us)
+        if peer in self._state.peers:
+            self._overlay.unlink(peer)
+            self._lazy.unlink(peer)
+            self._state.unlink(peer, now_us)
         return []
 
     def _on_dropped(self, peer: PeerID, kind: str, ref: object) -> list[Effect]:

@@ -41,6 +41,9 @@ class MeshConfig:
     answer_bytes_max: int = 2 << 20  # likewise
     dont_want_bytes_min: int = 1_024  # messages from this size on are announced before they are judged
     dont_want_max: int = 2_048  # ids remembered per peer
+    # what one peer may bring of a topic: what is new here; copies are free
+    bring_per_s: int = 100  # two tasks' quota; libp2p.md plans 20 per origin, and a relay carries many origins
+    bring_burst: int = 2_048  # and the burst of one (protocol.md: 2,000)
     # what is held
     unjudged_max: int = 4_096
     unjudged_bytes_max: int = 16 << 20
@@ -60,6 +63,7 @@ class MeshConfig:
     silent_witnesses: int = 2  # other mesh peers that must have had a message before anybody misses it
     silent_sample: int = 64  # messages per topic and heartbeat that are looked at for it, the newest
     echo_ids: int = 4  # of the newest that a peer brought
+    echo_heartbeats: int = 2  # with something brought; then an echo goes out whatever was given. Five are due in time
     opportunistic_heartbeats: int = 10  # go: 60; a mesh of silent peers must not last a minute
     opportunistic_peers: int = 2
     opportunistic_milli: int = 1_000  # a median below that calls for it
@@ -68,6 +72,7 @@ class MeshConfig:
     mesh_milli_max: int = 60_000
     first_milli: int = 1_000  # per message that it brought first
     first_milli_max: int = 50_000
+    first_heartbeat_max: int = 2  # messages that count for it in one heartbeat: steadiness counts, not quantity
     first_decay_percent: int = 97  # per heartbeat, as all decays
     invalid_points: int = 20
     invalid_decay_percent: int = 99
@@ -76,11 +81,9 @@ class MeshConfig:
     misbehaviour_decay_percent: int = 97
     silent_points: int = 20  # per prune for silence: back in the mesh after minutes, not after the back-off
     silent_decay_percent: int = 99
-    crowd_points: int = 5  # per peer of one public address ...
-    crowd_free: int = 4  # ... above so many
     faults_max: int = 100  # of one kind that are counted per peer; what is above is forgiven
     gossip_milli: int = -10_000  # below: no offers to it or from it
     publish_milli: int = -20_000  # below: own messages are not sent to it
     graylist_milli: int = -50_000  # below: it is not heard
-    retained_max: int = 1_024  # bad scores that outlive their link
+    retained_max: int = 1_024  # bad scores, and allowances, that outlive their link
     retained_us: int = 3_600_000_000

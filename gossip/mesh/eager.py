@@ -3,12 +3,15 @@
 A message of a peer waits for its verdict (gossip/mesh/unjudged.py); who brings it meanwhile becomes one more source.
 `accept` counts for the first source and forwards it to mesh peers that are not known to have it. The first accepted
 messages go on at once; further ones within `flush_us` share a frame, and by then more is known of who has them.
+`later` ends the wait with the next heartbeat and leaves no mark, so the consumer is asked anew about a later copy. What
+a peer brings beyond its allowance (gossip/mesh/allowance.py) is dropped unseen and counted.
 Copies that all came as `wide` are not forwarded: their origin says that it reached every living member itself.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 from gossip.events import Arrived, Verdict
 from gossip.mesh.batches import batches
@@ -53,6 +56,9 @@ class Eager:
                 brought.setdefault(frame.topic, deque(maxlen=self._config.echo_ids)).append(mid)
             if self._state.knows(mid):
                 effects += self._on_copy(peer, frame, mid)
+                continue
+            if not self._state.allowance(peer, frame.topic, now_us).take(now_us):
+                effects += self._state.count("mesh_surplus")
                 continue
             until_us = now_us + self._config.unjudged_us
             if self._state.unjudged.add(mid, Waiting(frame.topic, item, frame.wide, {peer: None}, until_us)):
@@ -139,12 +145,17 @@ class Eager:
             waiting = state.unjudged.get(mid)
             if waiting is None or waiting.topic != topic:
                 continue
+            if verdict == "later":
+                waiting.until_us = min(waiting.until_us, now_us)
+                effects += state.count("mesh_put_off")
+                continue
             state.unjudged.take(mid)
             match verdict:
                 case "accept":
                     self._accept(mid, waiting, now_us)
                 case "ignore":
                     state.seen.add(mid, "ignored", now_us)
+                    self._heard(waiting, waiting.sources)
                 case "reject":
                     state.seen.add(mid, "rejected", now_us)
                     for peer in waiting.sources:
@@ -161,11 +172,14 @@ class Eager:
                 holders[peer] = None
         entry = Entry(waiting.topic, waiting.item, waiting.wide, now_us, holders)
         self._keep(mid, entry, now_us)
+        self._heard(waiting, holders)
         if not waiting.wide:
-            for peer in holders:
-                self._overlay.heard(waiting.topic, peer)
             self._outbox[mid] = entry
             self._outbox_bytes += len(entry.item)
+
+    def _heard(self, waiting: Waiting, peers: Iterable[PeerID]) -> None:
+        for peer in peers if not waiting.wide else ():
+            self._overlay.heard(waiting.topic, peer)
 
     def _flush_or_wait(self, now_us: int) -> list[Effect]:
         if not self._outbox:

@@ -6,8 +6,8 @@ At each heartbeat a peer is told at most once per topic:
 - any drawn peers, of messages that their origin sent to all, once, a heartbeat later, when it should have come: these
   are not forwarded, so nothing else repairs the loss of one, or a lie about it;
 - who lost messages to a full queue: their ids;
-- in the mesh, who brought messages and was given none: a few of the same ids, as a sign of life (the *echo*,
-  gossip/mesh/overlay.py). It has them, so it asks for nothing.
+- in the mesh, who brought messages: a few of the same ids, as a sign of life (the *echo*, gossip/mesh/overlay.py). At
+  once if it was given none, else every `echo_heartbeats`. It has them, so it asks for nothing.
 
 Ids that a peer is known to have are not offered to it. An id is asked of one peer at a time, then of the next that
 offered it lately. Who offered, was asked and did not deliver in `promise_us` broke a promise, whoever delivered
@@ -63,16 +63,17 @@ class Lazy:
         entry = self._state.cache.get(mid)
         if entry is not None and entry.topic == topic:
             entry.holders[peer] = None
-        if self._state.seen.get(mid) == "accepted":
+        if self._state.seen.get(mid) in ("accepted", "ignored"):
             self._overlay.heard(topic, peer)
 
     def on_ihave(self, peer: PeerID, topic: str, ids: tuple[bytes, ...], now_us: int) -> list[Effect]:
-        """Ask for what is missing, within what a peer may cost per heartbeat."""
+        """Ask for what is missing, within what a peer may bring, and cost per heartbeat."""
         state, record = self._state, self._state.peers[peer]
         if record.ihave_frames >= self._config.ihave_frames_max or state.scores.of(peer) < self._config.gossip_milli:
             return state.count("mesh_ihaves_ignored")
         record.ihave_frames += 1
         self.told(peer, topic, ids)
+        most = min(self._config.iwant_ids_max, state.allowance(peer, topic, now_us).left(now_us))
         asked: list[bytes] = []
         for mid in dict.fromkeys(ids):
             want = self._wants.get(mid)
@@ -81,7 +82,7 @@ class Lazy:
             if want is not None:
                 if peer in want.others or len(want.others) < self._config.want_others_max:
                     want.others[peer] = now_us
-            elif record.owes + len(asked) < self._config.iwant_ids_max and len(self._wants) < self._config.wants_max:
+            elif record.owes + len(asked) < most and len(self._wants) < self._config.wants_max:
                 self._wants[mid] = _Want(topic, now_us, {peer: now_us + self._config.promise_us})
                 asked.append(mid)
         return self._ask(peer, topic, asked)
@@ -182,14 +183,24 @@ class Lazy:
         self._offer_owed(topic, offers)
         effects: list[Effect] = []
         for peer in sorted(self._state.peers):
-            record, ids = self._state.peers[peer], list(offers.get(peer, ()))
-            if self._overlay.has(topic, peer) and topic not in record.given:
-                ids += [mid for mid in record.brought.get(topic, ()) if mid not in ids]
+            ids = list(offers.get(peer, ()))
+            ids += [mid for mid in self._echo(topic, peer) if mid not in ids]
             if len(ids) > MESSAGE_IDS_MAX:
                 ids = self._state.rng.sample(ids, MESSAGE_IDS_MAX)
             if ids:
                 effects.append(Send(peer, Lane.CONTROL, IHave(topic, tuple(ids))))
         return effects
+
+    def _echo(self, topic: str, peer: PeerID) -> tuple[bytes, ...]:
+        """What is offered back to who brought it in this heartbeat."""
+        record = self._state.peers[peer]
+        brought = tuple(record.brought.get(topic, ()))
+        if not brought or not self._overlay.has(topic, peer):
+            return ()
+        beats = record.unechoed.get(topic, 0) + 1
+        quiet = topic in record.given and beats < self._config.echo_heartbeats
+        record.unechoed[topic] = beats if quiet else 0
+        return () if quiet else brought
 
     def _offer_lazily(self, topic: str, offers: _Offers) -> None:
         cache, config = self._state.cache, self._config

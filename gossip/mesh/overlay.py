@@ -12,14 +12,21 @@ peer is charged with a heartbeat if, of the messages accepted two to three heart
 - it gave a sign of none of them.
 
 Messages that their origin sent to everybody (`wide`) do not count, an idle topic charges nobody, and neither does a
-node that hears nothing itself. Any sign, however late, clears the account. Meanwhile the peer is grafted anew a few
-times, in case the first Graft was lost; after `silent_heartbeats` it is pruned with back-off and a lower score.
+node that hears nothing itself. Any sign, however late, clears the account, a copy that was judged `ignore` as well: the
+peer forwarded what was news where it is. Meanwhile it is grafted anew a few times, in case the first Graft was lost;
+after `silent_heartbeats` it is pruned with back-off and a lower score.
 
-An honest peer behind this node gets everything from here and has nothing to forward. So who got messages of a topic
-from a mesh peer and gave it none offers it a few of the same ids at its heartbeat (the *echo*, gossip/mesh/lazy.py). An
-honest peer is pruned for silence only if nothing of it comes through for that many heartbeats in a row: its round trip
-takes longer than they do, or its link is as good as dead. A peer that echoes and still withholds is not found by this
-rule; it gets no points for first deliveries, so cuts and better peers push it out.
+An honest peer behind this node gets everything from here and has nothing to forward. So who is brought messages of a
+topic by a mesh peer offers it a few of the same ids (the *echo*, gossip/mesh/lazy.py): at its heartbeat if it gave that
+peer nothing, else every `echo_heartbeats`.
+
+**Colluding witnesses** cannot get an honest peer pruned. Each message for which it may be charged either came from it,
+which is a sign, or was forwarded to it from here, and is echoed. The echo hangs on nothing that a third one does: not
+on which of several near-equal messages reaches whom first, nor on what either end thinks of them. (That this node
+forwarded a message to a peer is no excuse for it: silent peers are forwarded everything.) An honest peer is pruned for
+silence only if nothing of it comes through for `silent_heartbeats` in a row: its round trip takes longer than they do,
+or its link is as good as dead. A peer that echoes and still withholds is not found by this rule; it gets no points for
+first deliveries, so cuts and better peers push it out.
 """
 
 from __future__ import annotations

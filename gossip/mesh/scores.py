@@ -1,24 +1,25 @@
 """What a peer is worth, from what this node saw of it itself (replication.md §7); integers, in thousandths of a point.
 
     time in a mesh       +0.01 per heartbeat, at most +60, gone with its mesh
-    first deliveries     +1 each, at most +50
+    first deliveries     +1 each, at most +2 per heartbeat and +50 in all
     invalid messages     -20 each
     silence              -20 per time that it was pruned for taking and never giving (gossip/mesh/overlay.py)
     misbehaviour         -5 each above six: broken promises, grafts during back-off, bytes that are no frame
-    one address          -5 for each peer of one public address above four; private ranges are exempt
     worth                -50 to +20 for verified outcomes, from outside this package
 
-All but the last two decay with each heartbeat. Nothing is believed that another peer says of a third one. The address
-must be one that this node sees itself: those in a Hello are the peer's own claim, by which it could escape the rule
-and drag others under it. So a node hands in `address_of`; without it the rule is off.
+All but the last decay with each heartbeat. Nothing is believed that another peer says of a third one. Messages that
+replace each other are cheap to sign, so it counts in how many heartbeats a peer was first with some, hardly with how
+many: a flood earns what a good relay earns.
+
+gossipsub's rule against many peers of one address is left out. The address would have to be one that this node sees
+itself, for those in a Hello are the peer's own claim, and the links do not say it; behind a relay there is none. And
+people who share a public address, such as an office, would pay for each other. Keys are admitted one by one instead.
 
 A bad score outlives its link for an hour, so that a new link is no pardon; a good one does not.
 """
 
 from __future__ import annotations
 
-import ipaddress
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -35,10 +36,10 @@ WORTH_POINTS_MAX = 20
 class _Record:
     mesh: int = 0
     first: int = 0
+    firsts: int = 0  # counted since the last heartbeat
     invalid: int = 0  # of the three faults: thousandths of a count
     silent: int = 0
     misbehaved: int = 0
-    crowd: int = 0
     left_us: int = 0
 
 
@@ -50,7 +51,6 @@ class Scores:
         self._linked: dict[PeerID, _Record] = {}
         self._left: dict[PeerID, _Record] = {}  # in the order of leaving
         self.worth: Callable[[PeerID], int] = lambda _: 0
-        self.address_of: Callable[[PeerID], str] = lambda _: ""
 
     def __len__(self) -> int:
         return len(self._linked) + len(self._left)
@@ -84,12 +84,13 @@ class Scores:
             - record.invalid * config.invalid_points
             - record.silent * config.silent_points
             - max(0, record.misbehaved - config.misbehaviour_free * _POINT) * config.misbehaviour_points
-            - record.crowd * config.crowd_points * _POINT
         )
 
     def first(self, peer: PeerID) -> None:
         """It brought an accepted message first."""
-        if (record := self._linked.get(peer)) is not None:
+        record = self._linked.get(peer)
+        if record is not None and record.firsts < self._config.first_heartbeat_max:
+            record.firsts += 1
             record.first = min(self._config.first_milli_max, record.first + self._config.first_milli)
 
     def invalid(self, peer: PeerID) -> None:
@@ -119,20 +120,13 @@ class Scores:
             record = self._linked[peer]
             record.mesh = min(config.mesh_milli_max, record.mesh + config.mesh_milli)
         for record in [*self._linked.values(), *self._left.values()]:
+            record.firsts = 0
             record.first = _decayed(record.first, config.first_decay_percent)
             record.invalid = _decayed(record.invalid, config.invalid_decay_percent)
             record.silent = _decayed(record.silent, config.silent_decay_percent)
             record.misbehaved = _decayed(record.misbehaved, config.misbehaviour_decay_percent)
         while self._left and self._left[oldest := next(iter(self._left))].left_us + config.retained_us <= now_us:
             del self._left[oldest]
-        self._count_crowds()
-
-    def _count_crowds(self) -> None:
-        addresses = {peer: address for peer in self._linked if _is_public(address := self.address_of(peer))}
-        counts = Counter(addresses.values())
-        for peer, record in self._linked.items():
-            crowd = counts[addresses[peer]] if peer in addresses else 0
-            record.crowd = max(0, crowd - self._config.crowd_free)
 
     def _more(self, count: int, n: int = 1) -> int:
         return min(self._config.faults_max * _POINT, count + n * _POINT)
@@ -141,12 +135,3 @@ class Scores:
 def _decayed(value: int, percent: int) -> int:
     less = value * percent // 100
     return less if less >= _DUST else 0
-
-
-def _is_public(address: str) -> bool:
-    if not address:
-        return False
-    try:
-        return ipaddress.ip_address(address).is_global
-    except ValueError:
-        return False

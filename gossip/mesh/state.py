@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from gossip.mesh.allowance import Allowance
 from gossip.mesh.cache import Cache, Seen
 from gossip.mesh.config import MeshConfig
 from gossip.mesh.scores import Scores
@@ -25,6 +26,8 @@ class Peer:
     owed: dict[bytes, None] = field(default_factory=dict)  # ids that its full queue refused: offered at the heartbeat
     drops: int = 0
     owes: int = 0  # ids that it was asked for and has not delivered yet
+    allowances: dict[str, Allowance] = field(default_factory=dict)  # per topic, what it may bring
+    unechoed: dict[str, int] = field(default_factory=dict)  # per topic, heartbeats since an echo in which it brought
     # since the last heartbeat
     brought: dict[str, deque[bytes]] = field(default_factory=dict)  # per topic, the last few ids
     given: dict[str, None] = field(default_factory=dict)  # topics in which it was given or offered something
@@ -52,6 +55,7 @@ class State:
         self.seen = Seen(config)
         self.unjudged = Unjudged(config)
         self.counters: dict[str, int] = {}
+        self._spent: dict[PeerID, dict[str, Allowance]] = {}  # of peers that left, in the order of leaving
 
     def count(self, name: str, n: int = 1) -> list[Effect]:
         """Count something, for the node and for `status`; nothing if n is 0."""
@@ -67,6 +71,27 @@ class State:
             for peer in sorted(self.peers)
             if self.peers[peer].topics.get(topic) and self.scores.of(peer) >= least_milli
         ]
+
+    def link(self, peer: PeerID) -> None:
+        """A peer is there, with the score and the allowances that are remembered of it."""
+        self.peers[peer] = Peer(allowances=self._spent.pop(peer, {}))
+        self.scores.link(peer)
+
+    def unlink(self, peer: PeerID, now_us: int) -> None:
+        """A linked peer is gone. What it used up stays used up: a new link is no new allowance."""
+        self._spent[peer] = self.peers.pop(peer).allowances
+        if len(self._spent) > self.config.retained_max:
+            del self._spent[next(iter(self._spent))]
+        self.unjudged.forget(peer)
+        self.cache.forget(peer)
+        self.scores.unlink(peer, now_us)
+
+    def allowance(self, peer: PeerID, topic: str, now_us: int) -> Allowance:
+        """What a linked peer may bring of a topic of this node."""
+        allowances = self.peers[peer].allowances
+        if topic not in allowances:
+            allowances[topic] = Allowance(self.config, now_us)
+        return allowances[topic]
 
     def knows(self, mid: bytes) -> bool:
         """Whether there is nothing to ask for: judged, held, or waiting for its verdict."""

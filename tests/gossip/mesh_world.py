@@ -2,8 +2,10 @@
 
 A link carries frames with a mean latency per pair plus jitter, in order per lane, and loses a share of them without a
 word: harsher than TCP. Each node has a consumer that accepts every message but those that begin with `bad` (rejected)
-or `meh` (ignored). Silent nodes subscribe, graft and take; they never give or offer anything. Every `CHECK_EVERY`-th
-frame is encoded, held against its lane and decoded again, as on a wire. A message carries its hops out of band.
+or `meh` (ignored); of messages that replace each other (`version`) it accepts what is newer than all it had and ignores
+the others. Silent nodes subscribe, graft and take; they never give or offer anything but what a test has them `slip` to
+somebody. Every `CHECK_EVERY`-th frame is encoded, held against its lane and decoded again, as on a wire. A message
+carries its hops out of band.
 """
 
 from __future__ import annotations
@@ -68,6 +70,11 @@ def verdict_on(item: bytes) -> Verdict:
     return "ignore" if item.startswith(b"meh") else "accept"
 
 
+def version(n: int) -> bytes:
+    """The n-th message of one slot, such as a word of one node that it is alive."""
+    return b"version %d" % n
+
+
 def judge(arrived: Arrived) -> Judged:
     return Judged(arrived.topic, tuple((message_id(arrived.topic, item), verdict_on(item)) for item in arrived.items))
 
@@ -93,6 +100,18 @@ class Node:
     timers: dict[object, int] = field(default_factory=dict)
     linked: dict[PeerID, None] = field(default_factory=dict)
     got: dict[bytes, tuple[int, int]] = field(default_factory=dict)  # id: when, after how many hops
+    newest: int = -1  # of the versions
+
+    def judge(self, arrived: Arrived) -> Judged:
+        verdicts: list[tuple[bytes, Verdict]] = []
+        for item in arrived.items:
+            verdict = verdict_on(item)
+            if item.startswith(b"version "):
+                n = int(item.split()[1])
+                verdict = "accept" if n > self.newest else "ignore"
+                self.newest = max(n, self.newest)
+            verdicts.append((message_id(arrived.topic, item), verdict))
+        return Judged(arrived.topic, tuple(verdicts))
 
 
 class World:
@@ -209,7 +228,7 @@ class World:
                 for item in arrived.items:
                     mid = message_id(arrived.topic, item)
                     node.got.setdefault(mid, (self.now_us, self._hops(arrived.peer, mid)))
-                self._later(self.now_us + self.net.judge_us, (node, judge(arrived)))
+                self._later(self.now_us + self.net.judge_us, (node, node.judge(arrived)))
             case Count(name, n):
                 self.counted[node.peer][name] += n
                 if name == "mesh_silent_pruned":
@@ -223,11 +242,20 @@ class World:
         return self.nodes[source].got[mid][1] + 1 if mid in self.nodes[source].got else 0
 
     def _send(self, node: Node, send: Send) -> None:
-        frame, other = send.frame, self.nodes[send.peer]
+        frame = send.frame
         assert send.peer in node.linked, "a frame to a peer that is not linked"
         assert send.lane is LANE_OF[type(frame)]
         if node.silent and not isinstance(frame, Subscribe | Graft | Prune | IWant):
             return
+        self._carry(node, send)
+
+    def slip(self, node: Node, other: Node, item: bytes) -> None:
+        """A node sends one message to one other, past its machine."""
+        node.got.setdefault(message_id(TOPIC, item), (self.now_us, 0))
+        self._carry(node, Send(other.peer, Lane.BULK, Spread(TOPIC, wide=False, items=(item,))))
+
+    def _carry(self, node: Node, send: Send) -> None:
+        frame, other = send.frame, self.nodes[send.peer]
         self.frames[type(frame).__name__] += 1
         if self.logging:
             self.log.append((self.now_us, node.peer, send.peer, frame))

@@ -6,8 +6,8 @@ import pytest
 
 from gossip.mesh.config import MeshConfig
 from protocol.machine import Received
-from protocol.messages import IHave, Spread, message_id
-from tests.gossip.mesh_world import SECOND, TOPIC, Net, World, peer_of
+from protocol.messages import Graft, IHave, Spread, message_id
+from tests.gossip.mesh_world import SECOND, TOPIC, Net, Node, World, peer_of, version
 
 CONFIG = MeshConfig()
 
@@ -127,6 +127,55 @@ def test_silent_peers_leave_the_meshes_and_no_honest_one_does(silent: int, seed:
     world.run(8)
     assert world.reached_all(ids)
     assert all(degree >= CONFIG.degree_low for degree in world.degrees())
+
+
+def collusion(colluders: int, seed: int, loss: float) -> tuple[World, list[Node]]:
+    """24 honest nodes among which some colluders are linked to everybody and in as many meshes as take them."""
+    world = World(24 + colluders, seed=seed, net=Net(loss=loss), silent=colluders)
+    hostile = [node for node in world.nodes.values() if node.silent]
+    for colluder in hostile:
+        for other in world.honest:
+            if other.peer not in colluder.linked:
+                world.link(colluder, other)
+    for colluder in hostile:
+        for other in world.honest:
+            world.feed(other, Received(colluder.peer, Graft(TOPIC)))
+    world.run(3)
+    return world, hostile
+
+
+@pytest.mark.parametrize(("colluders", "seed", "loss"), [(2, 31, 0.0), (3, 32, 0.05)])
+def test_colluding_witnesses_do_not_get_honest_peers_pruned(colluders: int, seed: int, loss: float) -> None:
+    """Each second two versions of one message: the newer goes to one node, from all colluders, who so become witnesses;
+    the older goes to everybody else. What others give that node is never news to it, and its news they have from it.
+    """
+    world, hostile = collusion(colluders, seed, loss)
+    victim = world.honest[0]
+    honest = {node.peer for node in world.honest}
+    assert set(victim.mesh.mesh(TOPIC)) & honest
+    for n in range(40):
+        for node in world.honest:
+            for colluder in hostile:
+                world.slip(colluder, node, version(2 * n + (node is victim)))
+        world.run(1)
+    assert sum(peer not in honest for peer in victim.mesh.mesh(TOPIC)) >= CONFIG.silent_witnesses
+    assert [pruned.peer for _, _, pruned in world.silent_prunes if not pruned.silent] == []
+    assert set(victim.mesh.mesh(TOPIC)) & honest
+    assert all(node.mesh.scores()[peer] >= 0 for node in world.honest for peer in node.linked if peer in honest)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "seed"), [(2, 33), (5, 34), (24, 35)])
+def test_versions_in_ranks_do_not_get_honest_peers_pruned(ranks: int, seed: int) -> None:
+    """Every honest node has a rank, and all colluders give it the version of its rank: what comes from below is no news
+    to it. Under loss."""
+    world, hostile = collusion(3, seed, 0.05)
+    for n in range(60):
+        for at, node in enumerate(world.honest):
+            for colluder in hostile:
+                world.slip(colluder, node, version(ranks * n + at % ranks))
+        world.run(1)
+    assert [pruned.peer for _, _, pruned in world.silent_prunes if not pruned.silent] == []
 
 
 @pytest.mark.slow

@@ -138,6 +138,7 @@ def test_an_open_swarm_gives_a_single_key_less_of_a_node() -> None:
     for name in ("spaces_per_author_max", "records_per_publisher_max", "records_of_strangers_max"):
         assert 0 < getattr(public.gossip, name) < getattr(private.gossip, name)
     assert public.gossip.records_per_publisher_max > len(ROSTER.names)  # its agents, and its addresses
+    assert (private.dht.paths, public.dht.paths) == (1, 4)
     assert open_swarm.bounds(public, "open") == public
 
 
