@@ -95,8 +95,13 @@ class Accusations:
         return [CancelTimer(_timer(member.peer)), *self._roster.set(member, "alive", "", now_us)]
 
     def vouched(self, member: Member, now_us: int) -> list[Effect]:
-        """A helper heard it: enough to end an own doubt, not to answer for what others signed."""
+        """A helper heard it: enough to end an own doubt, not to answer for what others signed.
+
+        Nor is it a sign of life of the member itself: when its last own one is over, nobody can stand in for it.
+        """
         held = member.suspicion
+        if now_us - member.fresh_us > member.ttl_us(self._config):
+            return []
         if member.state not in ("suspect", "dead") or (held is not None and self._others(held)):
             return []
         return self.heard(member, now_us)

@@ -23,8 +23,8 @@ machine can promise: a member that is up here may have died a moment ago, and tw
 message takes.
 
 What an insider can do: make members without a link to this node suspect until their answer comes, 16 times at once and
-6 times a minute; show a member that just died as alive for one time to live, to nodes that never got statements which
-it withheld.
+6 times a minute; show a member that just died as alive for one time to live of its last own word, to nodes that
+lost their link to it or never got statements which the liar withheld.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from gossip.membership.probes import PROBE, Outcome, ProbeNow, Probes, Step
 from gossip.membership.relays import RELAY, Relays
 from gossip.membership.requests import MACHINE, REQ_FIRST, REQ_LAST, Requests
 from gossip.membership.roster import Member, Roster
-from gossip.membership.statement import TABLE, TOPIC, first_inc
+from gossip.membership.statement import TABLE, TOPIC, first_inc, life_of
 from gossip.membership.tables import AGAIN, Tables
 from gossip.membership.views import MemberStatus, MemberView
 from protocol.capability import PeerValue
@@ -99,7 +99,9 @@ class Membership:
         self._presence = Presence(keys, clock, config, rng, self._awareness)
         self._accusations = Accusations(config, self._roster, self._neighbours, self._presence, clock)
         tables = (self._roster, self._accusations, self._presence, self._census)
-        self._hearsay = Hearsay(config, clock, *tables, verify=verify, admitted=self._is_admitted)
+        self._hearsay = Hearsay(
+            config, clock, *tables, neighbours=self._neighbours, verify=verify, admitted=self._is_admitted
+        )
         requests = Requests()
         self._probes = Probes(config, self._neighbours, self._awareness, requests, clock.wall_ms)
         self._relays = Relays(config, self._neighbours, requests)
@@ -197,25 +199,30 @@ class Membership:
             effects += self._tables.on_linked(peer, now_us)
         if len(self._neighbours) == 1:
             effects += self._presence.found(now_us)
-        inc, member = first_inc(hello.inst), self._roster.get(peer)
-        if member is None:
-            return [*effects, *self._roster.set(self._roster.add(peer, inc, now_us), "alive", "", now_us)]
-        if inc != member.inc - member.inc % first_inc(1):
+        known = self._roster.get(peer)
+        member = known or self._roster.add(peer, first_inc(hello.inst), now_us)
+        # Its wall clock is no swarm time: it says no more than how old a word of an earlier life must look.
+        now_ms = self._clock.now_ms(now_us)
+        member.floor_ms = max(member.floor_ms, now_ms, min(hello.wall_ms, now_ms + self._config.future_ms))
+        if known is None:
+            return [*effects, *self._roster.set(member, "alive", "", now_us)]
+        if hello.inst != life_of(member.inc):
             # Another life. A Hello is the word of its owner, so it holds though the number may be lower (a backup).
-            member.inc, member.left_told = inc, False
+            member.inc, member.at_ms, member.left_told = first_inc(hello.inst), 0, False
             return [*effects, *self._accusations.cleared(member, now_us)]
         return [*effects, *self._heard(member, now_us)]
 
     def _on_unlinked(self, peer: PeerID, now_us: int, *, in_order: bool) -> list[Effect]:
+        member = self._roster.get(peer)
+        if member is not None:
+            self._freshen(member)
         parting = self._neighbours.remove(peer) or in_order
         self._tables.on_unlinked(peer)
         effects = self._settle(self._probes.on_unlinked(peer, now_us), now_us) + self._relays.on_unlinked(peer)
-        member = self._roster.get(peer)
         if member is None or member.state == "left":
             return effects
         if self._census.counting or self._presence.leaving or not self._admitted(peer):
             return [*effects, *self._drop(member, "link lost", now_us)]
-        member.fresh_us = now_us
         if parting or member.state == "dead":
             return effects
         effects += self._accusations.doubt(member, "link lost", now_us)
@@ -256,10 +263,15 @@ class Membership:
             return []
         return self._accusations.heard(member, now_us)
 
+    def _freshen(self, member: Member) -> None:
+        """Frames on a link are signs of life too; they are noted per link, and here when somebody asks."""
+        if member.peer in self._neighbours:
+            member.fresh_us = max(member.fresh_us, self._neighbours.heard_us(member.peer))
+
     def _on_dropped(self, peer: PeerID, kind: str, req: int, now_us: int) -> list[Effect]:
         counted: list[Effect] = [Count("member_frames_dropped")]
         if kind == "Ping":
-            counted += self._relays.on_silent(req)
+            counted += self._relays.on_dropped(req)
         return [*counted, *self._settle(self._probes.on_dropped(peer, req, now_us), now_us)]
 
     def _is_admitted(self, peer: bytes) -> bool:
@@ -303,7 +315,7 @@ class Membership:
         if member is None or member.state == "left":
             return []
         if outcome.alive:
-            member.fresh_us = now_us
+            self._freshen(member)
             return self._accusations.vouched(member, now_us)
         effects = self._accusations.doubt(member, "no answer", now_us)
         return [*effects, *(self._accusations.accuse(member, now_us) if outcome.conclusive else [])]
@@ -312,6 +324,7 @@ class Membership:
 
     def _on_sweep(self, now_us: int) -> list[Effect]:
         effects: list[Effect] = [SetTimer(_SWEEP, now_us + self._config.sweep_every_us)]
+        effects += self._greet(self._settle(self._hearsay.admitted_since(now_us), now_us), now_us)
         for member in self._roster.members():
             effects += self._sweep(member, now_us)
         if self._census.ends(now_us):
@@ -319,7 +332,7 @@ class Membership:
         return effects
 
     def _sweep(self, member: Member, now_us: int) -> list[Effect]:
-        held, ttl_us = member.suspicion, max(member.hold_us, self._config.presence_ttl_us)
+        held, ttl_us = member.suspicion, member.ttl_us(self._config)
         if member.state in ("dead", "left"):
             if now_us - member.since_us > self._config.forget_us and member.peer not in self._neighbours:
                 self._roster.forget(member.peer)
@@ -344,6 +357,7 @@ class Membership:
 
     def _on_suspended(self, us: int, now_us: int) -> list[Effect]:
         for member in self._roster.members():
+            self._freshen(member)
             member.fresh_us = min(now_us, member.fresh_us + us)
         self._tick_us += us
         slept: list[Effect] = [*self._settle(self._probes.drop_all(), now_us), *self._relays.drop_all()]

@@ -40,10 +40,13 @@ class MemberConfig:
         stall_us: a timer that fires so late says that this node slept, and nothing about others.
         lag_max_us: of the own loop lag that is added to timeouts.
         health_max: Lifeguard's multiplier of own timeouts goes from 1 to this.
-        early_max: words kept of keys whose admission is not known yet; keys are free, so the oldest goes first.
+        early_max: words kept of keys whose admission is not known yet; keys are free, so the oldest goes first. More
+            than `members_max`, for a newcomer may be told the words of all before it has their records.
         budget_max, budget_refill_us: what one signer may make others handle: a statement about itself costs 1,
             an accusation `accusation_cost`. 16 accusations at once, 6 a minute then.
-        relays_max, relays_per_peer_max: pings for others that are on their way.
+        relays_max: questions of others that wait for an answer here.
+        relays_per_peer_max, relays_refill_us: one neighbour may have others pinged so often at once, 4 times a second
+            then. A node that loses many links at the same time asks about each of them.
     """
 
     probe_every_us: int = 2_000_000
@@ -77,12 +80,13 @@ class MemberConfig:
     stall_us: int = 500_000
     lag_max_us: int = 2_000_000
     health_max: int = 8
-    early_max: int = 256
+    early_max: int = 512
     budget_max: int = 80
     budget_refill_us: int = 2_000_000
     accusation_cost: int = 5
     relays_max: int = 128
     relays_per_peer_max: int = 16
+    relays_refill_us: int = 250_000
     sweep_every_us: int = 5_000_000
 
     def period_us(self, swarm_size: int) -> int:

@@ -13,6 +13,7 @@ from protocol.peer import PeerID
 @dataclass(slots=True)
 class _Neighbour:
     speaks: bool  # the frames of membership
+    life: int
     heard_us: int
     parting: bool = False  # a Bye was said: the end of this link is no sign of death
 
@@ -33,7 +34,7 @@ class Neighbours:
 
     def add(self, peer: PeerID, hello: Hello, now_us: int) -> None:
         """A link began; its turn is somewhere in the round that runs."""
-        self._links[peer] = _Neighbour(versions.MEMBERS in hello.features, now_us)
+        self._links[peer] = _Neighbour(versions.MEMBERS in hello.features, hello.inst, now_us)
         if peer not in self._round:
             self._round.insert(self._rng.randrange(len(self._round) + 1), peer)
 
@@ -52,6 +53,15 @@ class Neighbours:
     def heard(self, peer: PeerID, now_us: int) -> None:
         """Any frame is a sign of life."""
         self._links[peer].heard_us = now_us
+
+    def heard_us(self, peer: PeerID) -> int:
+        """When a linked peer was heard last."""
+        return self._links[peer].heard_us
+
+    def life(self, peer: PeerID) -> int | None:
+        """The life that a linked peer told in its Hello; None where there is no link."""
+        link = self._links.get(peer)
+        return link.life if link is not None else None
 
     def part(self, peer: PeerID) -> None:
         """This link is about to end on purpose."""

@@ -30,8 +30,9 @@ class Member:
 
     Attributes:
         inc: the greatest incarnation that its owner told; nobody else raises it.
-        at_ms: swarm time of its newest statement about itself.
-        fresh_us: its last sign of life, told by itself or by somebody who heard it.
+        at_ms: swarm time of its newest statement about itself in this incarnation.
+        floor_ms: the latest time of all that it told of itself, Hellos included; an earlier life must be later still.
+        fresh_us: its last own sign of life, a statement or a frame on a link; no word of others counts.
         left_told: its signed `left` came, not only the Bye of its link.
         word: its newest `alive`, to be handed on to who asks.
         hold_us: how long its words stand.
@@ -45,6 +46,7 @@ class Member:
     since_us: int
     fresh_us: int
     at_ms: int = 0
+    floor_ms: int = 0
     left_told: bool = False
     suspicion: Suspicion | None = None
     word: Statement | None = None
@@ -56,6 +58,10 @@ class Member:
     def is_up(self) -> bool:
         """Work may be given to it."""
         return self.state == "alive"
+
+    def ttl_us(self, config: MemberConfig) -> int:
+        """How long its last own sign of life stands."""
+        return max(self.hold_us, config.presence_ttl_us)
 
 
 class Roster:
@@ -96,7 +102,6 @@ class Roster:
         was_up = member.is_up
         member.state, member.why, member.since_us = state, why, now_us
         if member.is_up:
-            member.fresh_us = now_us
             life = life_of(member.inc)
             member.returned, member.up_life = member.up_life == life, life
         self._tombstones.pop(member.peer, None)

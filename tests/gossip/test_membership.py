@@ -10,6 +10,7 @@ from gossip.membership.requests import MACHINE, REQ_FIRST, REQ_LAST, Requests
 from gossip.membership.statement import first_inc
 from protocol import versions
 from protocol.codec import encode
+from protocol.identity import KeyPair
 from protocol.machine import (
     DialFailed,
     Received,
@@ -64,6 +65,40 @@ def test_a_helper_that_hears_the_lost_peer_brings_it_up_again() -> None:
     assert net.state(A) == "dead"
     assert net.why[pid(A)] == "silent"
     assert not net.kinds()["dead"]
+
+
+@pytest.mark.parametrize("word", [False, True])
+def test_a_helper_that_lies_keeps_a_dead_peer_up_for_one_time_to_live_of_its_last_own_sign(word: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    net = Net(A, B)
+    net.run(30, hearing=(A, B))
+    if word:
+        net.says(A, "alive", hold_s=120)
+    ttl_s = 120 if word else CONFIG.presence_ttl_us / 1e6
+    net.run(1, hearing=(A, B))
+    net.unlink(A)
+    began_us, lied, up_s = net.now_us, 0, 0.0
+    while net.now_us - began_us < seconds(900):
+        for peer, ask in net.asked()[lied:]:
+            net.tell(Received(peer, ProbedFor(ask.req, ask.target, alive=True)))
+            lied += 1
+        up_s += 2 if net.state(A) == "alive" else 0
+        net.run(2, hearing=(B,))
+        net.tell(DialFailed(pid(A), "refused"))
+    assert lied
+    assert ttl_s / 2 < up_s <= ttl_s + CONFIG.sweep_every_us / 1e6
+
+
+def test_frames_on_a_link_are_own_signs_so_a_helper_may_answer_for_a_neighbour_that_tells_nothing() -> None:
+    net = Net(A, B, C)
+    net.run(300, hearing=(A, B, C))
+    asked = len(net.asked())
+    while net.state(A) == "alive" or len(net.asked()) == asked:
+        net.run(0.1, hearing=(B, C))
+    assert net.state(A) == "suspect"
+    net.unlink(A)
+    peer, ask = net.asked()[-1]
+    net.tell(Received(peer, ProbedFor(ask.req, ask.target, alive=True)))
+    assert net.state(A) == "alive"
 
 
 def test_an_answer_counts_only_from_who_was_asked_and_only_once() -> None:
@@ -240,7 +275,70 @@ def test_pings_for_others_are_bounded_per_asker_and_in_all() -> None:
     net.link(C)
     for req in range(100):
         net.hear(C, ProbeFor(req, B.public))
-    assert sum(isinstance(frame, Ping) for _, frame in net.sent) == 20
+    assert sum(isinstance(frame, ProbedFor) for _, frame in net.sent) == 180
+    assert len(net.members._relays._relays) == 20
+
+
+def pings_to(net: Net, keys: KeyPair) -> list[Ping]:
+    return [frame for peer, frame in net.sent if peer == pid(keys) and isinstance(frame, Ping)]
+
+
+def test_one_ping_is_under_way_to_a_target_and_answers_all_who_ask_meanwhile() -> None:
+    net = Net(A, B, C, D)
+    for req, keys in enumerate((A, C, D)):
+        net.hear(keys, ProbeFor(req, B.public))
+    assert len(pings_to(net, B)) == 1
+    net.hear(B)
+    assert net.sent[-3:] == [(pid(keys), ProbedFor(req, B.public, alive=True)) for req, keys in enumerate((A, C, D))]
+    assert not [key for key in net.timers if key.what == "relay"]
+    net.hear(A, ProbeFor(9, B.public))
+    assert len(pings_to(net, B)) == 2, "the answer to an earlier question says nothing about now"
+
+
+def test_who_asks_while_a_ping_is_under_way_waits_as_long_as_the_first_and_a_silent_target_is_pinged_again() -> None:
+    net = Net(A, B, C)
+    net.hear(A, ProbeFor(1, B.public))
+    net.run(0.5)
+    net.hear(C, ProbeFor(2, B.public))
+    net.run(0.3)
+    assert net.sent[-1] == (pid(A), ProbedFor(1, B.public, alive=False))
+    net.hear(A, ProbeFor(3, B.public))
+    assert len(pings_to(net, B)) == 2
+    net.run(0.5)
+    assert net.sent[-1] == (pid(C), ProbedFor(2, B.public, alive=False))
+    net.hear(B)
+    assert net.sent[-1] == (pid(A), ProbedFor(3, B.public, alive=True))
+
+
+def test_a_ping_for_others_that_finds_no_room_is_a_nack_to_all_who_wait_for_it() -> None:
+    net = Net(A, B, C)
+    net.hear(A, ProbeFor(1, B.public))
+    net.hear(C, ProbeFor(2, B.public))
+    (ping,) = pings_to(net, B)
+    net.tell(SendDropped(pid(B), "Ping", ping.req))
+    assert net.sent[-2:] == [(pid(keys), ProbedFor(n, B.public, alive=False)) for n, keys in ((1, A), (2, C))]
+    net.hear(A, ProbeFor(3, B.public))
+    assert len(pings_to(net, B)) == 2
+
+
+def test_a_flood_of_questions_makes_few_pings_though_each_is_answered_at_once_and_mutes_nobody_else() -> None:
+    net = Net(A, B, C)
+    for req in range(2_000):
+        if len(pings_to(net, B)) <= CONFIG.relays_per_peer_max:
+            net.hear(A, ProbeFor(req, B.public))
+            net.hear(B)
+    assert len(pings_to(net, B)) == CONFIG.relays_per_peer_max
+    net.unlink(A)
+    net.link(A)
+    net.hear(A, ProbeFor(1, B.public))
+    assert net.sent[-1] == (pid(A), ProbedFor(1, B.public, alive=False)), "a new link is no new bucket"
+    net.hear(C, ProbeFor(1, B.public))
+    assert len(pings_to(net, B)) == CONFIG.relays_per_peer_max + 1
+    net.hear(B)
+    net.now_us += CONFIG.relays_refill_us
+    net.hear(A, ProbeFor(2, B.public))
+    net.hear(B)
+    assert net.sent[-1] == (pid(A), ProbedFor(2, B.public, alive=True))
 
 
 # ---- leaving and coming back
@@ -291,6 +389,53 @@ def test_a_database_that_was_set_back_is_believed_by_its_link_and_by_its_later_w
     net.says(C, "left", inc=first_inc(7))
     net.link(C, inst=5)
     assert net.state(C) == "alive"
+
+
+@pytest.mark.parametrize("minutes", [2, -8])  # the clock of a node may be ahead
+def test_a_leave_of_an_earlier_life_takes_nobody_down_who_is_linked_in_a_later_one(minutes: int) -> None:
+    net = Net(A)
+    net.run(300, hearing=(A,))
+    net.link(B, inst=2, wall_ms=net.now_ms)
+    left_ms = net.now_ms - minutes * 60_000
+    assert net.says(B, "left", at_ms=left_ms) == "ignore"
+    assert net.says(B, "alive", at_ms=left_ms + 1) == "ignore"
+    assert net.state(B) == "alive"
+    assert net.says(B, "alive", inc=first_inc(2), at_ms=net.now_ms - 60_000) == "accept", "its clock may be behind"
+    assert net.says(B, "alive", inc=first_inc(3)) == "accept", "it restarted, and this link does not know yet"
+    assert net.says(B, "left", inc=first_inc(3), at_ms=net.now_ms + 1) == "accept"
+
+
+def test_nor_when_its_link_was_let_go_since_for_the_hello_says_how_late_that_life_is() -> None:
+    net = Net(A)
+    net.run(300, hearing=(A,))
+    net.link(B, inst=2, wall_ms=net.now_ms)
+    net.tell(Unlinked(pid(B), in_order=True))
+    net.run(10, hearing=(A,))
+    assert net.says(B, "left", at_ms=net.now_ms - 120_000) == "ignore"
+    assert net.says(B, "left") == "ignore"
+    assert net.state(B) == "alive"
+
+
+def test_a_leave_of_a_later_life_that_a_restored_database_forgot_is_old_too() -> None:
+    net = Net(A)
+    net.run(300, hearing=(A,))
+    net.link(B, inst=5, wall_ms=net.now_ms)
+    assert net.says(B, "left", inc=first_inc(7), at_ms=net.now_ms - 120_000) == "ignore"
+    assert net.state(B) == "alive"
+
+
+def test_the_wall_clock_of_a_hello_binds_no_word_of_that_life() -> None:
+    net = Net(A)
+    net.run(60, hearing=(A,))
+    net.says(B, "alive", at_ms=net.now_ms + 300_000)
+    net.link(B, inst=2, wall_ms=net.now_ms + 10**9)
+    assert net.says(B, "alive", inc=first_inc(2), at_ms=net.now_ms - 60_000) == "accept"
+    view = net.members.view_of(pid(B))
+    assert view is not None
+    assert view.incarnation == first_inc(2)
+    net.tell(Unlinked(pid(B), in_order=True))
+    net.run(750, hearing=(A,))
+    assert net.says(B, "alive", at_ms=net.now_ms) == "accept", "a Hello from the far future is not believed for ever"
 
 
 def test_stopping_says_left_once_and_nothing_after() -> None:

@@ -100,12 +100,71 @@ def test_a_word_that_is_faster_than_its_signers_record_waits_for_it_and_then_goe
     assert not net.tell(admission(B)), "it was forgotten"
 
 
+def test_of_a_stranger_the_newest_genuine_word_waits_whatever_comes_after_it() -> None:
+    net = Net(A)
+    net.outsiders[B.public] = None
+    old = make_statement(B, "alive", B.public, LIFE, net.now_ms + 5)
+    new = make_statement(B, "alive", B.public, first_inc(2), net.now_ms)
+    left = make_statement(B, "left", B.public, LIFE, net.now_ms + 9)
+    body = encode(("alive", B.public, first_inc(3), B.public, net.now_ms, 90))
+    assert net.arrive(old, new) == ["ignore", "later"]
+    assert net.arrive(left, encode((body, A.sign("member", body)))) == ["ignore", "reject"]
+    del net.outsiders[B.public]
+    net.tell(admission(B))
+    assert (net.judged[message_id("members", new)], net.state(B)) == ("accept", "alive")
+
+
+def test_a_newcomer_keeps_the_words_of_the_largest_swarm_until_the_records_come() -> None:
+    assert CONFIG.early_max >= CONFIG.members_max
+
+
+def test_a_word_waits_no_longer_than_a_sweep_where_the_index_had_no_room_for_the_record_of_its_signer() -> None:
+    net = Net(A)
+    net.outsiders[B.public] = None
+    item = make_statement(B, "alive", B.public, LIFE, net.now_ms, 90)
+    assert net.arrive(item) == ["later"]
+    net.run(CONFIG.sweep_every_us / 1e6 + 1, hearing=(A,))
+    assert net.state(B) == "unknown"
+    del net.outsiders[B.public]  # a full index admits its key and tells of no record
+    net.run(CONFIG.sweep_every_us / 1e6 + 1, hearing=(A,))
+    assert (net.judged[message_id("members", item)], net.state(B)) == ("accept", "alive")
+    assert net.members._hearsay._early == {}
+
+
+def test_who_is_denied_while_linked_is_down_when_its_link_ends_and_nobody_is_asked_about_it() -> None:
+    net = Net(A, B, C)
+    net.outsiders[B.public] = None
+    net.unlink(B)
+    assert (net.state(B), net.why[pid(B)]) == ("dead", "link lost")
+    net.run(30, hearing=(A, C))
+    assert net.says(B, "alive") == "later"
+    assert net.says(A, "suspect", B) == "ignore"
+    assert net.state(B) == "dead"
+    assert not net.asked()
+    assert set(net.kinds()) <= {"alive"}
+
+
+def test_who_is_denied_while_suspect_is_dead_at_once_and_flips_once() -> None:
+    net = Net(A)
+    net.says(B, "alive")
+    net.says(A, "suspect", B)
+    net.outsiders[B.public] = None
+    net.run(CONFIG.sweep_every_us / 1e6 + 0.1, hearing=(A,))
+    assert net.state(B) == "dead"
+    net.run(60, hearing=(A,))
+    assert net.flips == [("up", pid(A)), ("up", pid(B)), ("down", pid(B))]
+
+
 def test_words_of_strangers_that_wait_are_bounded_and_the_oldest_gives_way() -> None:
     net = Net(A)
     crowd = [keypair(f"crowd {n}") for n in range(CONFIG.early_max + 1)]
     net.outsiders |= {keys.public: None for keys in crowd}
     for keys in crowd:
         assert net.says(keys, "alive") == "later"
+    oldest = make_statement(crowd[0], "alive", crowd[0].public, LIFE, net.now_ms)
+    assert net.judged == {message_id("members", oldest): "later"}, (
+        "the mesh asks anew about a copy of it, and of no other"
+    )
     net.outsiders.clear()
     assert not net.tell(admission(crowd[0]))
     assert net.tell(admission(crowd[1]))
@@ -352,8 +411,10 @@ def test_above_its_size_the_machine_stands_down_and_only_links_count_until_it_is
     for keys in others:
         net.says(keys, "alive", at_ms=net.now_ms + 1)
     assert net.members.alive() == [pid(A)]
-    net.link(B)
+    net.link(B, inst=2)
     assert net.members.alive() == sorted((pid(A), pid(B)))
+    assert net.says(B, "left", at_ms=net.now_ms + 2) == "accept", "others may not know better"
+    assert net.members.alive() == sorted((pid(A), pid(B))), "of an earlier life"
     net.unlink(B)
     assert net.members.alive() == [pid(A)]
     net.run(1_000, hearing=(A,))
@@ -446,6 +507,8 @@ def _play(net: Net, event: tuple[Any, ...]) -> None:
             net.nack()
         case ("stop",):
             net.tell(Stopping(net.now_us))
+        case _:
+            raise AssertionError(event)
 
 
 @settings(max_examples=150)
