@@ -8,7 +8,7 @@
     commands   dht/lookups.py: `Lookup`, `Put`, `Get`, `Find`, each answered by one `Local` event with its request id
 
 Peers come as `PeerSeen` and `PeerGone` from whoever admits links; frames of others are not looked at. Addresses come
-from signed peer records alone.
+from signed peer records alone, and only while the certificate in them admits their publisher (dht/verified.py).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from dht.publisher import Publisher
 from dht.record_store import RecordStore
 from dht.routing_table import Table
 from dht.server import CLIENT_RETRY_MS, Held, Server
+from dht.terms import Terms
 from dht.verified import VerifiedRecords
 from protocol.capability import PeerValue, SignedRecord
 from protocol.clock import SwarmClock
 from protocol.errors import DecodeError
-from protocol.identity import Verify
 from protocol.machine import (
     Boot,
     Count,
@@ -68,7 +68,7 @@ _EXPIRE_EVERY_US: Final = 60_000_000
 class Dht:
     """The machine. `clock` is shared with the other machines of the node, which feed it."""
 
-    def __init__(self, me: PeerID, clock: SwarmClock, config: DhtConfig, rng: random.Random, *, verify: Verify) -> None:
+    def __init__(self, me: PeerID, clock: SwarmClock, config: DhtConfig, rng: random.Random, *, terms: Terms) -> None:
         self._me = me
         self._clock = clock
         self._config = config
@@ -81,7 +81,7 @@ class Dht:
         self.table = Table(me, config)
         self.store = RecordStore(config)
         self.directory = Directory(config)
-        self._verified = VerifiedRecords(verify, config.cache_records_max)
+        self._verified = VerifiedRecords(terms, config.cache_records_max)
         self._calls = Calls(config)
         self._publisher = Publisher(self.table, self.store, self.directory, config)
         self._around = Neighbourhood(self.table, self._calls, self._publisher, self._verified, clock, config)
@@ -112,6 +112,7 @@ class Dht:
             "buckets": len(self.table.buckets),
             "held_records": self.store.count,
             "held_bytes": self.store.bytes,
+            "held_of_strangers": self.store.of_strangers,
             "own_records": len(self._publisher),
             "codebooks": [codebook.hex()[:16] for codebook in self.directory.codebooks],
             "lookups": len(self._lookups),
@@ -253,7 +254,7 @@ class Dht:
         return self._lookups.on_nodes(number, contact, closer, now_us)
 
     def _records(self, frame: FoundNodes | FoundValue, now_us: int) -> list[SignedRecord] | None:
-        """What an answer gives under the key and may be used now; None if a record is forged."""
+        """What an answer gives under the key and may be used here and now; None if a record is forged."""
         if isinstance(frame, FoundNodes):
             return []
         try:
@@ -261,7 +262,7 @@ class Dht:
         except DecodeError:
             return None
         now_ms = self._clock.now_ms(now_us)
-        return [record for record in records if record.acceptable(now_ms)]
+        return [record for record in records if self._verified.usable(record, now_ms)]
 
     # ---- time
 
@@ -288,6 +289,7 @@ class Dht:
     def _on_expire(self, now_us: int) -> list[Effect]:
         effects: list[Effect] = [_timer("expire", now_us + _EXPIRE_EVERY_US)]
         now_ms = self._clock.now_ms(now_us)
+        self.store.admit(lambda record: self._verified.of_member(record, now_ms))
         expired = self.store.expire(now_ms)
         if expired:
             effects.append(Count("dht_records_expired", expired))
@@ -341,7 +343,8 @@ class Dht:
     # ---- records
 
     def _on_own_record(self, record: SignedRecord, now_us: int) -> list[Effect]:
-        if record.publisher != self._me or not self._publisher.take(record):
+        own = record.publisher == self._me and self._verified.fits(record)  # nobody would hold another encoder's
+        if not own or not self._publisher.take(record):
             return [Count("dht_own_records_refused")]
         effects: list[Effect] = []
         if isinstance(record.value, PeerValue):

@@ -51,6 +51,8 @@ class DhtConfig:
     records_per_key_bytes_max: int = 6 * 1024 * 1024
     records_per_publisher_max: int = 64
     records_per_source_max: int = 2_048  # the peer that brought them: one that invents publishers fills no store
+    records_of_strangers_max: int = 1_024  # by keys whose admission is not known here; keys are free
+    records_of_strangers_per_source_max: int = 64
     close_factor: int = 2  # a node refuses keys to which it knows this times k closer nodes
     # own records, and who holds them
     own_records_max: int = 64

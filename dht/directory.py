@@ -70,16 +70,16 @@ class Directory:
     def may_hold(self, key: bytes, value: AgentValue) -> bool:
         """Whether an agent's record belongs under a key other than its own slot.
 
-        Under an unknown key an agent with a vector may stand if it names a codebook that is not known here, or none at
-        all: the publisher may be ahead, or behind. What such keys can hold is bounded by the quotas of the store, and
-        readers judge by the vector.
+        Under an unknown key an agent with a vector may stand only if it names a codebook that is not known here: its
+        publisher is ahead, or behind. What such keys can hold is bounded by the quotas of the store, and readers judge
+        by the vector.
         """
         shard = self._shards.get(key)
         if value.vector is None:
             return False
         if shard is None:
             known = [codebook.name for codebook in self._codebooks]
-            return not value.codebooks or any(name not in known for name in value.codebooks)
+            return any(name not in known for name in value.codebooks)
         codebook, index = shard
         fits = codebook.encoder == value.encoder
         return fits and index in codebook.nearest(value.vector, self._config.centroids_per_record)

@@ -1,10 +1,11 @@
 """Who is there: contacts come by their own signed record, and go as soon as they are known to be gone.
 
-A serving node introduces itself on each link. Whoever speaks is heard (`Table.offer`); whoever is merely named by
-others is asked before it becomes a contact, so answers cannot fill a table. A contact is evicted when its link ends,
-when no address of it gives a link, after a request and then a ping came to nothing, when it says that it serves nobody,
-and when it answers with what is forged. Who just failed is asked by no look-up for a while, whatever others still say
-of it; one word of its own ends that.
+A contact is a member: its record carries the certificate that admits it, or nobody is dialled for it. A serving node
+introduces itself on each link. Whoever speaks is heard (`Table.offer`); whoever is merely named by others is asked
+before it becomes a contact, so answers cannot fill a table. A contact is evicted when its link ends, when no address of
+it gives a link, after a request and then a ping came to nothing, when it says that it serves nobody, and when it
+answers with what is forged. Who just failed is asked by no look-up for a while, whatever others still say of it; one
+word of its own ends that.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dht.publisher import Publisher
 from dht.routing_table import Contact, Table
 from dht.server import CLIENT_RETRY_MS
 from dht.verified import VerifiedRecords
+from protocol.capability import SignedRecord
 from protocol.clock import SwarmClock
 from protocol.errors import DecodeError
 from protocol.machine import Count, Effect
@@ -53,7 +55,7 @@ class Neighbourhood:
         self._shunned.pop(peer, None)
 
     def on_introduction(self, peer: PeerID, wire: bytes, now_us: int, now_ms: int) -> list[Effect]:
-        """A linked peer says that it serves."""
+        """A linked peer says that it serves, and where."""
         try:
             contact = self._verified.contact(wire, now_ms)
         except DecodeError:
@@ -93,7 +95,7 @@ class Neighbourhood:
         return self._calls.call(("ping", 0), contact, make, now_us)
 
     def named(self, wires: tuple[bytes, ...], now_us: int, now_ms: int) -> list[Contact] | None:
-        """Whom an answer names and a look-up may ask; None if a record is forged."""
+        """Whom an answer names and a look-up may ask, members alone; None if a record is forged."""
         try:
             contacts = [self._verified.contact(wire, now_ms) for wire in wires[: self._config.k]]
         except DecodeError:
@@ -132,9 +134,12 @@ class Neighbourhood:
         return self._evict(peer)
 
     def expire(self, now_ms: int) -> list[Effect]:
-        """Evict whose record has run out: who was not spoken to while it lived is no use to anybody."""
-        gone = [contact.peer for contact in self._table.contacts() if not contact.record.live(now_ms)]
+        """Evict whose record or certificate has run out: who was not spoken to while it lived is no use to anybody."""
+        gone = [each.peer for each in self._table.contacts() if not self._is_good(each.record, now_ms)]
         return [effect for peer in gone for effect in self._evict(peer)]
+
+    def _is_good(self, record: SignedRecord, now_ms: int) -> bool:
+        return record.live(now_ms) and self._verified.certified(record, now_ms)
 
     def _evict(self, peer: PeerID) -> list[Effect]:
         if not self._table.remove(peer):

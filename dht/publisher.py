@@ -188,7 +188,11 @@ class Publisher:
         gone = sum(distance(other, place) <= radius for other in self._sweep.left)
         moved_up = [contact for contact in closest[len(closest) - min(gone, len(closest)) :] if contact not in came]
         for contact in [*came, *moved_up]:
-            self._sends.extend((contact, key, slot) for slot in self._store.slots(key))
+            self._sends.extend((contact, key, slot) for slot in self._hands_on(key))
+
+    def _hands_on(self, key: bytes) -> list[Slot]:
+        """What is held under a key, but for what strangers signed: it would use up this node's share elsewhere."""
+        return [slot for slot in self._store.slots(key) if not self._store.is_stranger(key, slot)]
 
     def _rank(self, place: bytes) -> int:
         """How many contacts that were here before stand closer to a place than this node."""

@@ -4,12 +4,16 @@ Of one slot under one key the greatest (seq, hash) stays, whatever arrives in wh
 holds for what is stored, read, handed on and republished, because all of them pass through `offer`. Nothing expired is
 taken or given. A withdrawal is a record as well: it stays as long as what it ends could still be offered.
 
-Full is a typed answer, never an eviction: what a newcomer brings can push nobody out. Records are soft state, lost
-with the process: their publishers and the other holders bring them again.
+Records of strangers, that is of publishers whose admission is not known here, have a small share: of all, and of those
+that one peer brought. They leave it when their publisher is heard to be a member, and are handed to nobody before.
+
+Full is a typed answer, never an eviction: what a newcomer brings can push nobody out. Records are soft state, lost with
+the process: their publishers and the other holders bring them again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -62,8 +66,15 @@ class RecordStore:
         self._shelves: dict[bytes, _Shelf] = {}
         self._per_publisher: dict[bytes, int] = {}
         self._per_source: dict[bytes, int] = {}
+        self._strangers: dict[tuple[bytes, Slot], PeerID] = {}  # key and slot -> who brought it
+        self._strangers_per_source: dict[bytes, int] = {}
         self.count = 0
         self.bytes = 0
+
+    @property
+    def of_strangers(self) -> int:
+        """How many of the records are in the share of strangers."""
+        return len(self._strangers)
 
     def keys(self) -> list[bytes]:
         """Every key with records, in byte order."""
@@ -74,6 +85,8 @@ class RecordStore:
         self._shelves.clear()
         self._per_publisher.clear()
         self._per_source.clear()
+        self._strangers.clear()
+        self._strangers_per_source.clear()
         self.count = self.bytes = 0
 
     def get(self, key: bytes, slot: Slot) -> SignedRecord | None:
@@ -93,14 +106,24 @@ class RecordStore:
             return []
         return [shelf.slots[slot] for slot in sorted(shelf.slots) if shelf.slots[slot].acceptable(now_ms)]
 
-    def offer(self, key: bytes, record: SignedRecord, source: PeerID, now_ms: int) -> Verdict:
-        """Take a verified record that belongs under the key, or say why not."""
+    def offer(
+        self, key: bytes, record: SignedRecord, source: PeerID, now_ms: int, *, stranger: bool = False
+    ) -> Verdict:
+        """Take a verified record that belongs under the key, or say why not. `stranger`: see the head of this file."""
         if not record.acceptable(now_ms):
             return Verdict.EXPIRED
         slot = (record.publisher, record.key)
         old = self.get(key, slot)
         if old is None:
-            return self._add(key, slot, record, source)
+            if stranger and not self._has_room_for_strangers(source):
+                return Verdict.QUOTA
+            verdict = self._add(key, slot, record, source)
+            if stranger and verdict is Verdict.NEW:
+                self._strangers[key, slot] = source
+                self._strangers_per_source[source] = self._strangers_per_source.get(source, 0) + 1
+            return verdict
+        if not stranger:
+            self._acquaint(key, slot)
         if old.wire == record.wire:
             return Verdict.KNOWN
         if record.version < old.version:
@@ -134,6 +157,29 @@ class RecordStore:
         self._per_source[source] = self._per_source.get(source, 0) + 1
         return Verdict.NEW
 
+    def _has_room_for_strangers(self, source: PeerID) -> bool:
+        config = self._config
+        brought = self._strangers_per_source.get(source, 0)
+        return (
+            len(self._strangers) < config.records_of_strangers_max
+            and brought < config.records_of_strangers_per_source_max
+        )
+
+    def is_stranger(self, key: bytes, slot: Slot) -> bool:
+        """Whether the record of a slot under a key is in the share of strangers."""
+        return (key, slot) in self._strangers
+
+    def admit(self, is_member: Callable[[SignedRecord], bool]) -> None:
+        """Records of strangers that are now known as members leave their share."""
+        for key, slot in list(self._strangers):
+            if is_member(self._shelves[key].slots[slot]):
+                self._acquaint(key, slot)
+
+    def _acquaint(self, key: bytes, slot: Slot) -> None:
+        source = self._strangers.pop((key, slot), None)
+        if source is not None:
+            _take_one(self._strangers_per_source, source)
+
     def _fits(self, shelf: _Shelf, grown: int) -> bool:
         config = self._config
         return (
@@ -150,6 +196,7 @@ class RecordStore:
         return before - self.count
 
     def _drop(self, key: bytes, slot: Slot) -> None:
+        self._acquaint(key, slot)
         shelf = self._shelves[key]
         size = _size(shelf.slots.pop(slot))
         shelf.bytes -= size

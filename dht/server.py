@@ -1,10 +1,11 @@
 """What a serving node answers: every request is answered, by what was asked or by `Busy` with a time.
 
 A token bucket per linked peer and one for all of them bound the work that others can cause; both are counted in exact
-integers. State of a peer goes with its link. A record is held only under a key where it belongs: the slot it names, or
-a centroid that a codebook in force puts its vector under; and only if this node is not far from that key, as far as it
-knows. A misplaced record may still replace an older one of its slot, so that nothing stale stays behind when an agent
-moves to another shard.
+integers. State of a peer goes with its link. A record of another encoder is refused; one of a publisher whose admission
+is not known here has a small share of the store, unless it is the publisher who brings it: links are admitted. A record
+is held only under a key where it belongs: the slot it names, or a centroid that a codebook in force puts its vector
+under; and only if this node is not far from that key, as far as it knows. A misplaced record may still replace an older
+one of its slot, so that nothing stale stays behind when an agent moves to another shard.
 """
 
 from __future__ import annotations
@@ -118,10 +119,13 @@ class Server:
             record = self._held.verified.read(wire)
         except DecodeError:
             return self._refusal(req, "invalid")
+        if not self._held.verified.fits(record):
+            return self._refusal(req, "wrong_encoder")
         misplaced = self._misplaced(key, record)
         if misplaced and self._held.store.get(key, (record.publisher, record.key)) is None:
             return self._refusal(req, misplaced)
-        verdict = self._held.store.offer(key, record, source, now_ms)
+        is_stranger = record.publisher != source and not self._held.verified.of_member(record, now_ms)
+        verdict = self._held.store.offer(key, record, source, now_ms, stranger=is_stranger)
         self._note(verdict)
         if verdict.holds:
             return Stored(req, ok=True, reason=verdict.value, retry_after_ms=0)

@@ -38,10 +38,13 @@ from kernel.commands import (
     Submit,
 )
 from kernel.config import MACHINE, KernelConfig, Self
-from kernel.jobs import Candidate, Decision, Embed, Summarise, Summarised, TurnResult
+from kernel.decide import missing_role
+from kernel.jobs import Candidate, Decide, Decision, Embed, Summarise, Summarised, TurnResult
+from kernel.liveness import Liveness
 from kernel.memory.pool import Pool
 from kernel.memory.summary import Summaries
 from kernel.offers import Offers
+from kernel.scout import SEEK, Sought
 from kernel.searches import Reach, View
 from kernel.submits import Submits, Tasks
 from kernel.task import RemoteProgress, Task, candidate_of
@@ -81,8 +84,8 @@ from protocol.transport import Lane
 __all__ = ["Kernel", "Self"]
 
 TRUST_TASKS_MAX = 1_000  # the newest tasks tell what peers are worth
-DOWN_MAX = 4_096  # members that are down, remembered
 _TASK_PREFIX_MIN = 4
+_FOR_WANT = frozenset(("next", "no_capable_agent"))  # outcomes that another agent could change
 
 
 class Kernel:
@@ -106,25 +109,30 @@ class Kernel:
         self._jobs = jobs
         self._tasks: dict[bytes, Task] = {}
         self._linked: dict[PeerID, None] = {}
-        self._alive: dict[PeerID, None] = {}  # members that may be given work, linked or not
         self._trust: dict[bytes, Trust] = {}  # as of the last task that ended
-        self._down: dict[bytes, str] = {}  # members that are not, with the reason; the longest down goes first
         self._agents: dict[bytes, dict[str, AgentValue]] = {}  # peer -> its live records, by agent
         self._offers: dict[bytes, Candidate] = {}  # peer -> these records as one
         self._job_of: dict[JobId, tuple[bytes, object]] = {}  # job -> (space, spec)
         self._following: dict[bytes, None] = {}
         self._turns = Turns(self._me, logs, clock, config, jobs, self._world)
-        self._submits = Submits(me, logs, clock, config, jobs, Tasks(self.task, self._full, self._world))
-        self._directory = Offers(self._me, me.genesis.encoder, clock, jobs, self._view, reach or Reach())
+        reach = reach or Reach()
+        self._liveness = Liveness(self._me, lambda n: reach.silence_us(n) if reach.index_complete() else None)
+        self._directory = Offers(self._me, me.genesis.encoder, clock, jobs, self._view, reach)
+        self._scout = self._directory.scout
+        tasks = Tasks(self.task, self._full, self._world, self._scout.seek)
+        self._submits = Submits(me, logs, clock, config, jobs, tasks)
 
-    def _view(self) -> View:
-        return View(frozenset(self._linked), self._first_hand(), self._down)
+    def _view(self, now_us: int) -> View:
+        down, up = self._liveness.not_alive(now_us), self._liveness.workers()
+        return View(frozenset(self._linked), self._first_hand(), down, up)
 
     def _first_hand(self) -> dict[bytes, Trust]:
         return first_hand(task.fold for task in list(self._tasks.values())[-TRUST_TASKS_MAX:])
 
     def _world(self) -> tuple[dict[bytes, Candidate], frozenset[bytes]]:
-        return self._offers, frozenset((self._me, *self._alive))
+        """Who offers what, and who is alive; what the DHT named counts where nothing is held of its node."""
+        named = self._scout.offers
+        return named | self._offers if named else self._offers, self._liveness.workers()
 
     def worth(self, peer: PeerID) -> int:
         """What this node saw of a peer's turns, as points of its score in the mesh; counted anew when a task ends."""
@@ -148,6 +156,7 @@ class Kernel:
 
     def handle(self, event: object, now_us: int) -> list[Effect]:
         """Take one event; effects of jobs that it starts are noted, so that their answers find their way."""
+        self._scout.expire(now_us)
         effects = self._route(event, now_us)
         for effect in effects:
             if isinstance(effect, StartJob) and effect.job not in self._job_of:
@@ -166,21 +175,10 @@ class Kernel:
                 return self._on_timer(key, now_us)
             case Command(request_id, command):
                 return self._on_command(request_id, command, now_us)
-            case Linked(peer, _):
-                self._linked[peer] = None
-                return [Send(peer, Lane.CONTROL, Watch(s, on=True)) for s in self._following]
-            case Unlinked(peer):
-                self._linked.pop(peer, None)
-                for task in self._tasks.values():
-                    task.watchers.pop(peer, None)
-                return []
-            case MemberUp(peer):
-                self._alive[peer] = None
-                self._down.pop(peer, None)
-                return self._consider_all(now_us)
-            case MemberDown(peer, why):
-                self._alive.pop(peer, None)
-                self._note_down(peer, why)
+            case Linked() | Unlinked():
+                return self._on_link(event, now_us)
+            case MemberUp() | MemberDown():
+                self._liveness.note(event)
                 return self._consider_all(now_us)
             case RecordChanged(record, live) if isinstance(record.value, AgentValue):
                 self._directory.on_record(record, live=live)
@@ -191,6 +189,8 @@ class Kernel:
                 return self._directory.on_engine(event)
             case FindDone():
                 return self._directory.on_found(event, now_us)
+            case Sought(space, note):
+                return self._on_sought(space, note, now_us)
             case Suspended():
                 return [e for task in self._sorted() for e in self._turns.on_suspended(task, now_us)]
             case Stopping():
@@ -200,11 +200,18 @@ class Kernel:
             case _:
                 return []
 
-    def _note_down(self, peer: PeerID, why: str) -> None:
-        self._down.pop(peer, None)
-        self._down[peer] = why
-        if len(self._down) > DOWN_MAX:
-            del self._down[next(iter(self._down))]
+    def _on_link(self, event: Linked | Unlinked, now_us: int) -> list[Effect]:
+        match event:
+            case Linked(peer, _):
+                if not self._linked:
+                    self._liveness.on_first_link(now_us)
+                self._linked[peer] = None
+                return [Send(peer, Lane.CONTROL, Watch(s, on=True)) for s in self._following]
+            case Unlinked(peer):
+                self._linked.pop(peer, None)
+                for task in self._tasks.values():
+                    task.watchers.pop(peer, None)
+                return []
 
     def _sorted(self) -> list[Task]:
         return [self._tasks[space] for space in sorted(self._tasks)]
@@ -280,16 +287,31 @@ class Kernel:
             case JobDone(_, TurnResult() as result):
                 return self._turns.on_turn_done(task, result, now_us)
             case JobDone(_, Decision() as decision):
-                return self._turns.on_decided(task, decision, now_us)
+                return self._seek_next(task, spec, decision) or self._turns.on_decided(task, decision, now_us)
             case JobFailed(_, error) if task.run.stage == "running":
                 return self._turns.on_turn_failed(task, error, now_us)
             case _:
                 return self._turns.on_decide_failed(task, now_us)
 
+    def _seek_next(self, task: Task, spec: object, decision: Decision) -> list[Effect]:
+        """Nobody known runs what should come next: ask the DHT before something else does; once a turn."""
+        run = task.run
+        if run is None or run.sought or not isinstance(spec, Decide) or decision.outcome not in _FOR_WANT:
+            return []
+        effects = self._scout.seek(task.space, missing_role(spec))
+        if effects:
+            run.sought, run.job = True, None
+        return effects
+
+    def _on_sought(self, space: bytes, note: str, now_us: int) -> list[Effect]:
+        """The DHT named what it could: the submit or the decision that waited goes on."""
+        effects, task = self._submits.on_sought(space, note, now_us), self._tasks.get(space)
+        return effects + (self._turns.decide_again(task, now_us) if task is not None else [])
+
     def _on_timer(self, key: TimerKey, now_us: int) -> list[Effect]:
         if key.machine == MACHINE and key.what == "ack" and isinstance(key.ref, bytes):
             return self._submits.on_timer(key.ref)
-        if key.machine == MACHINE and key.what in ("embed", "find"):
+        if key.machine == MACHINE and key.what in ("embed", "find", SEEK):
             return self._directory.on_timer(key, now_us)
         task = self._tasks.get(key.ref) if isinstance(key.ref, bytes) and key.machine == TURNS else None
         if task is None or task.fold.open is None:
@@ -312,8 +334,10 @@ class Kernel:
         if live:
             agents[value.agent] = value
         if agents:
+            self._liveness.hold(publisher, now_us)
             self._offers[publisher] = candidate_of(publisher, agents)
         else:
+            self._liveness.release(publisher)
             del self._agents[publisher]
             self._offers.pop(publisher, None)
         return self._consider_all(now_us)

@@ -14,6 +14,7 @@ a policy says, the result is well-formed: an unparsable or illegal choice falls 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from kernel.agents.roles import ROSTER, Roster
@@ -51,6 +52,21 @@ def decide(spec: Decide, query: bytes | None = None, roster: Roster = ROSTER) ->
             return Decision("no_capable_agent", None, why[:500])
         case Assignment() as assignment:
             return _next(spec, choice, how, assignment, query)
+
+
+def missing_role(spec: Decide, roster: Roster = ROSTER) -> str:
+    """The role that would come next if all were offered, where no live candidate offers it; else empty.
+
+    A policy chooses among what is offered, so a node that knows too few agents makes do with the wrong one. Who may
+    not know all asks for this role first (kernel/scout.py).
+    """
+    offered = {name for candidate in spec.candidates if candidate.alive for name in candidate.agents}
+    if _end(spec) is not None or offered.issuperset(roster.names):
+        return ""
+    choice = Heuristic().choose_role(
+        replace(_observe(spec, roster), legal=legal_roles(roster.names, spec.roles_so_far))
+    )
+    return choice.name if isinstance(choice, Role) and choice.name not in offered else ""
 
 
 def _end(spec: Decide) -> Decision | None:

@@ -26,6 +26,7 @@ from kernel.config import MACHINE
 from kernel.discovery import Filters, capability_text, find
 from kernel.engine import Capabilities
 from kernel.jobs import Embed, Embedded
+from kernel.scout import Scout
 from kernel.searches import Index, Line, Reach, Searches, View, hit_line
 from protocol.admission import EncoderSpec
 from protocol.capability import AgentValue, SignedRecord
@@ -58,8 +59,15 @@ class Offers:
     """The part of the kernel that knows who offers what."""
 
     def __init__(
-        self, me: PeerID, encoder: EncoderSpec, clock: SwarmClock, jobs: JobIds, view: Callable[[], View], reach: Reach
+        self,
+        me: PeerID,
+        encoder: EncoderSpec,
+        clock: SwarmClock,
+        jobs: JobIds,
+        view: Callable[[int], View],
+        reach: Reach,
     ) -> None:
+        """`view` gives what else is known at a boot time."""
         self._me = me
         self._encoder = encoder.id
         self._codebooks = tuple(codebook_name(wire) for wire in reach.codebooks[-CODEBOOKS_MAX:])
@@ -68,6 +76,7 @@ class Offers:
         self._view = view
         self._index = Index()
         self._searches = Searches(me, encoder, self._index, reach, MACHINE)
+        self.scout = Scout(encoder, self._index, reach, clock, jobs)
         self._wanted: AgentValue | None = None  # to be published, without its vector
         self._text = ""  # what it is found by
         self._vectors: dict[str, bytes] = {}  # of the text embedded last
@@ -112,10 +121,11 @@ class Offers:
     def on_record(self, record: SignedRecord, *, live: bool) -> None:
         """A record of an agent came, changed or ended."""
         self._index.take(record, live=live)
+        self.scout.forget(record)
 
     def agents(self, now_us: int) -> list[Line]:
         """One line per live record of a node that is not down, by tier, publisher and key."""
-        now_ms, view = self._clock.now_ms(now_us), self._view()
+        now_ms, view = self._clock.now_ms(now_us), self._view(now_us)
         found = find(self._index.live, None, Filters(down=view.down), now_ms, view.trust)
         return [hit_line(hit, self._me, now_ms, view) for hit in found.hits]
 
@@ -134,22 +144,28 @@ class Offers:
         return [StartJob(job, Embed((command.text,)))]
 
     def on_found(self, done: FindDone, now_us: int) -> list[Effect]:
-        """The DHT answered a search."""
-        return self._searches.on_found(done, self._clock.now_ms(now_us), self._view())
+        """The DHT answered a search, or who runs a role."""
+        if self.scout.owns(done):
+            return self.scout.on_found(done, now_us)
+        return self._searches.on_found(done, self._clock.now_ms(now_us), self._view(now_us))
 
     def on_timer(self, key: TimerKey, now_us: int) -> list[Effect]:
-        """The own record is due again, or the DHT took too long for a search."""
+        """The own record is due again, or the DHT took too long."""
+        if self.scout.owns(key):
+            return self.scout.on_timer(key)
         if isinstance(key.ref, int):
-            return self._searches.on_timer(key.ref, self._clock.now_ms(now_us), self._view())
+            return self._searches.on_timer(key.ref, self._clock.now_ms(now_us), self._view(now_us))
         return self._publish()
 
     def on_job(self, event: JobDone | JobFailed, now_us: int) -> list[Effect]:
-        """The vector of the own offer or of a search is there, or will not be."""
+        """The vector of the own offer, of a search or of a role is there, or will not be."""
+        if self.scout.owns(event):
+            return self.scout.on_job(event, now_us)
         vector = _vector_of(event)
         asked = self._searches.embedded(event.job)
         if asked is not None:
             if vector is not None:
-                at = (now_us, self._clock.now_ms(now_us), self._view())
+                at = (now_us, self._clock.now_ms(now_us), self._view(now_us))
                 return self._searches.on_vector(*asked, vector, at)
             error = event.error if isinstance(event, JobFailed) else EngineError("the encoder gave no vector")
             return [Reply(asked[0], error)]

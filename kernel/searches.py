@@ -60,15 +60,24 @@ Slot = tuple[bytes, bytes]
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What else this node knows of the peers behind the records: who is linked or down, and what it saw of them."""
+    """What else this node knows of the peers behind the records: who is linked, up or down, and what it saw of them."""
 
     linked: frozenset[bytes]
     trust: Mapping[bytes, Trust]
     down: Mapping[bytes, str] = field(default_factory=dict)
+    up: frozenset[bytes] = frozenset()
+
+    def alive(self, peer: bytes) -> bool | None:
+        """None where nothing was heard that says it."""
+        return False if peer in self.down else True if peer in self.up else None
 
 
 def _complete() -> bool:
     return True
+
+
+def _unknown(_members: int) -> int | None:
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +88,12 @@ class Reach:
         index_complete: whether the records held here are all there are; asked at each search.
         codebooks: those of the swarm's encoder that the DHT of this node was given, in wire form, oldest first.
             With none the DHT is not asked.
+        silence_us: how long a live member of a swarm of so many may be silent; None where silence says nothing.
     """
 
     index_complete: Callable[[], bool] = _complete
     codebooks: tuple[bytes, ...] = ()
+    silence_us: Callable[[int], int | None] = _unknown
 
 
 class Index:
@@ -111,6 +122,12 @@ class Index:
         self._ended[slot] = record
         if len(self._ended) > ENDED_MAX:
             del self._ended[next(iter(self._ended))]
+
+    def allows(self, record: SignedRecord) -> bool:
+        """False for a record of a slot that is known here, live or ended, by this version or a newer one."""
+        slot = _slot(record)
+        known = self._live.get(slot) or self._ended.get(slot)
+        return known is None or record.version > known.version
 
     def merged(self, others: Iterable[SignedRecord]) -> list[SignedRecord]:
         """All of them and `others`, the greatest version of each slot."""
@@ -259,7 +276,7 @@ class Searches:
             "rounds": way.rounds,
             "note": way.note,
             "agents": [hit_line(hit, self._me, now_ms, view) for hit in found.hits],
-            **(_explanation(found, now_ms) if command.explain else {}),
+            **(_explanation(found, now_ms, view) if command.explain else {}),
         }
         return Reply(asked.request_id, answer)
 
@@ -301,17 +318,18 @@ def hit_line(hit: Hit, me: PeerID, now_ms: int, view: View) -> Line:
         "turns_seen": 0 if hit.trust is None else hit.trust.effective + hit.trust.failed,
         "mine": peer == me,
         "linked": peer in view.linked,
+        "alive": peer == me or view.alive(peer),
     }
 
 
-def _explanation(found: FindResult, now_ms: int) -> Line:
+def _explanation(found: FindResult, now_ms: int, view: View) -> Line:
     return {
-        "rejected": [_rejection_line(each, now_ms) for each in found.rejected],
+        "rejected": [_rejection_line(each, now_ms, view) for each in found.rejected],
         "rejected_more": found.more,
     }
 
 
-def _rejection_line(rejection: Rejection, now_ms: int) -> Line:
+def _rejection_line(rejection: Rejection, now_ms: int, view: View) -> Line:
     return {
         "peer": peer_text(rejection.record.publisher),
         "agent": rejection.value.agent,
@@ -319,4 +337,5 @@ def _rejection_line(rejection: Rejection, now_ms: int) -> Line:
         "why": rejection.why,
         "score": None if rejection.score is None else rejection.score / SCORE_ONE,
         "age_ms": max(0, now_ms - rejection.record.issued_ms),
+        "alive": view.alive(rejection.record.publisher),
     }

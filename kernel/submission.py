@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from kernel.bounds import TEXT_BYTES_MAX, check_size, fits_bytes, model_bounds
 from kernel.commands import Submit
 from kernel.config import TaskDefaults
-from kernel.decide import decide
+from kernel.decide import decide, missing_role as role_missing
 from kernel.jobs import Candidate, Decide, Embedded
 from protocol.contract import limits_to_vector, quarter
 from protocol.errors import EngineError, Refused, UsageError
 from protocol.identity import KeyPair, h64
-from protocol.records import PARTICIPANTS_MAX, Next, Open, Unit, sign_body
+from protocol.records import PARTICIPANTS_MAX, Open, Unit, sign_body
 
 DOCUMENT_ROLE = "document"
 CHUNKS_MAX = 128
@@ -32,6 +32,7 @@ class Swarm:
     alive: tuple[bytes, ...]  # this node and every linked member, sorted
     encoder: str
     now_ms: int
+    note: str = ""  # why more is not known of who offers what
 
 
 def attachment_ids(document: tuple[str, ...]) -> tuple[bytes, ...]:
@@ -73,7 +74,12 @@ def build_open(user: KeyPair, space: bytes, command: Submit, swarm: Swarm, defau
         UsageError: a figure that no task can have, or too much for one op.
     """
     participants = choose_participants(swarm)
-    first = _first_step(space, command, swarm, participants)
+    first = decide(_before_first(space, command, swarm, participants))
+    if first.next is None:
+        raise Refused(
+            "; ".join(["no node can begin the task: " + (first.reason or first.outcome), *filter(None, [swarm.note])]),
+            hint="start a node with an engine, or see `masos status`",
+        )
     with model_bounds("the task"):
         draft = Open(
             client_key=command.client_key,
@@ -93,7 +99,7 @@ def build_open(user: KeyPair, space: bytes, command: Submit, swarm: Swarm, defau
             ack=command.ack,
             quota=defaults.quota,
             encoder=swarm.encoder,
-            next=first,
+            next=first.next,
             sig=bytes(64),
         )
     check_size(draft, "the task")
@@ -106,11 +112,16 @@ def choose_participants(swarm: Swarm) -> tuple[bytes, ...]:
     return tuple(sorted(ranked[:PARTICIPANTS_MAX]))
 
 
-def _first_step(space: bytes, command: Submit, swarm: Swarm, participants: tuple[bytes, ...]) -> Next:
+def missing_role(space: bytes, command: Submit, swarm: Swarm) -> str:
+    """The role that the first step needs and nobody known runs; empty where somebody does."""
+    return role_missing(_before_first(space, command, swarm, choose_participants(swarm)))
+
+
+def _before_first(space: bytes, command: Submit, swarm: Swarm, participants: tuple[bytes, ...]) -> Decide:
     budget = limits_to_vector(command.contract)
     nobody = Candidate(b"", (), "", "", 0, 0, alive=True, turns_done=0)
     offers = [swarm.offers.get(peer, nobody) for peer in participants]
-    spec = Decide(
+    return Decide(
         space=space,
         claim=space,
         step=0,
@@ -126,13 +137,6 @@ def _first_step(space: bytes, command: Submit, swarm: Swarm, participants: tuple
         slice_max=quarter(budget),
         seed=h64(space) >> 32,
     )
-    decision = decide(spec)
-    if decision.next is None:
-        raise Refused(
-            f"no node can begin the task: {decision.reason or decision.outcome}",
-            hint="start a node with an engine, or see `masos status`",
-        )
-    return decision.next
 
 
 def document_units(command: Submit, embedded: Embedded) -> list[Unit]:

@@ -1,6 +1,7 @@
 """Submits on their way: vectors first, then one durable write, then the acknowledgement that was asked for.
 
     Submit ─► Embed ─► open + document units (all or nothing, one write) ─► durable ─► receipts ─► Reply
+                   └─► seek ─► Sought ┘     nobody known runs the first step, and the index is not complete
 
 Rules of this file
 - Everything is built and measured before anything is appended: a task never begins that its submitter could not finish.
@@ -22,7 +23,7 @@ from gossip.replication import Draft, Replication
 from kernel.commands import Ack, Submit
 from kernel.config import MACHINE, KernelConfig, Self
 from kernel.jobs import Candidate, Embed, Embedded
-from kernel.submission import Swarm, attachment_ids, build_open, check, document_units, same_request
+from kernel.submission import Swarm, attachment_ids, build_open, check, document_units, missing_role, same_request
 from kernel.task import Task
 from kernel.task_view import task_line
 from protocol.clock import SwarmClock
@@ -44,6 +45,7 @@ class Pending:
         waiting: what each request wants.
         existing: the task was there before.
         job: the vectors that it waits for; None once they came.
+        vectors: these, while the DHT is asked who runs the first step; it is asked once.
         needs: ops by this node that must be acknowledged; of each set one is enough.
         acked: what other nodes hold, by their receipts.
     """
@@ -52,8 +54,14 @@ class Pending:
     waiting: dict[int, Ack]
     existing: bool
     job: JobId | None = None
+    vectors: Embedded | None = None
     needs: tuple[frozenset[bytes], ...] = ()
     acked: dict[bytes, set[bytes]] = field(default_factory=dict)
+
+    @property
+    def preparing(self) -> bool:
+        """Nothing is written yet."""
+        return self.job is not None or self.vectors is not None
 
     @property
     def held(self) -> bool:
@@ -65,11 +73,15 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class Tasks:
-    """What a submit sees of the kernel: a task of this node, whether one more fits, offers and who is alive."""
+    """What a submit sees of the kernel: a task of this node, whether one more fits, offers and who is alive.
+
+    `seek` asks the DHT for a role that a task needs; `Sought` follows unless it gives nothing (kernel/scout.py).
+    """
 
     get: Callable[[bytes], Task | None]
     full: Callable[[], bool]
     world: Callable[[], tuple[dict[bytes, Candidate], frozenset[bytes]]]
+    seek: Callable[[bytes, str], list[Effect]]
 
 
 class Submits:
@@ -152,18 +164,46 @@ class Submits:
         if not isinstance(event, JobDone) or not isinstance(event.result, Embedded):
             error = event.error if isinstance(event, JobFailed) else EngineError("the encoder gave no vectors")
             return self._fail(space, error)
+        seeking = self._seek(space, pending, now_us)
+        if seeking:
+            pending.vectors = event.result
+            return [*seeking, self._timer(space, pending.command, now_us)]
+        return self._write(space, pending, event.result, now_us)
+
+    def on_sought(self, space: bytes, note: str, now_us: int) -> list[Effect]:
+        """The DHT was asked who runs the first step."""
+        pending = self._pending.get(space)
+        if pending is None or pending.vectors is None:
+            return []
+        vectors, pending.vectors = pending.vectors, None
+        return self._write(space, pending, vectors, now_us, note)
+
+    def _seek(self, space: bytes, pending: Pending, now_us: int) -> list[Effect]:
+        """Ask for who runs the first step of a new task, if nobody known does."""
+        task = self._tasks.get(space)
+        if task is not None and task.fold.open is not None:
+            return []
+        try:
+            role = missing_role(space, pending.command, self._swarm(now_us))
+        except SwarmError:
+            return []  # what cannot be opened fails where it is built
+        return self._tasks.seek(space, role)
+
+    def _write(self, space: bytes, pending: Pending, vectors: Embedded, now_us: int, note: str = "") -> list[Effect]:
         task = self._tasks.get(space)
         effects: list[Effect] = []
         try:
             parts = attachment_ids(pending.command.document)
-            units = list(zip(parts, document_units(pending.command, event.result), strict=True))
+            units = list(zip(parts, document_units(pending.command, vectors), strict=True))
             if task is not None and task.fold.open is not None:  # it may have come from elsewhere meanwhile
                 _check_same(task, pending.command)
                 pending.existing = True
                 effects += self._need_old(pending, task)
                 records: list[Record] = [unit for digest, unit in units if digest not in task.contents]
             else:
-                records = [self._open(space, pending.command, now_us), *(unit for _, unit in units)]
+                swarm = replace(self._swarm(now_us), note=note)
+                task_open = build_open(self._user, space, pending.command, swarm, self._config.defaults)
+                records = [task_open, *(unit for _, unit in units)]
             for record in records:
                 op, more = self._logs.append(space, Draft(record), now_us)
                 pending.needs += (frozenset((op.id,)),)
@@ -172,10 +212,9 @@ class Submits:
             return effects + self._fail(space, exc)
         return effects + self._settle(space)
 
-    def _open(self, space: bytes, command: Submit, now_us: int) -> Record:
+    def _swarm(self, now_us: int) -> Swarm:
         offers, alive = self._tasks.world()
-        swarm = Swarm(offers, tuple(sorted(alive)), self._genesis.encoder.id, self._clock.now_ms(now_us))
-        return build_open(self._user, space, command, swarm, self._config.defaults)
+        return Swarm(offers, tuple(sorted(alive)), self._genesis.encoder.id, self._clock.now_ms(now_us))
 
     # ---- acknowledging
 
@@ -198,7 +237,7 @@ class Submits:
     def note_ack(self, space: bytes, holder: bytes | None, ids: tuple[bytes, ...]) -> list[Effect]:
         """Own ops are on this node's disk (`holder` None), or on another's."""
         pending = self._pending.get(space)
-        if pending is None or pending.job is not None:
+        if pending is None or pending.preparing:
             return []
         if holder is not None:
             pending.acked.setdefault(holder, set()).update(ids)
@@ -207,7 +246,7 @@ class Submits:
     def _settle(self, space: bytes) -> list[Effect]:
         """Answer the requests whose level is reached."""
         pending = self._pending[space]
-        if pending.job is not None or not self._durable(pending):
+        if pending.preparing or not self._durable(pending):
             return []
         level: Ack = "w1" if pending.held else "local"
         task = self._tasks.get(space)
@@ -228,9 +267,9 @@ class Submits:
         pending = self._pending.get(space)
         if pending is None:
             return []
-        if pending.job is not None:
+        if pending.preparing:
             late = RequestTimeout(
-                "the document was not prepared in time; nothing is written", hint="ask again with the same client key"
+                "the task was not prepared in time; nothing is written", hint="ask again with the same client key"
             )
             return self._fail(space, late)
         where = "on this node's disk only" if self._durable(pending) else "not written yet"

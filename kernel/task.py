@@ -41,6 +41,7 @@ class Run:
     tokens: int = 0  # so far, from progress
     tail: str = ""
     told_us: int = 0
+    sought: bool = False  # the DHT was asked for the agent that comes next; once a turn
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from collections import deque
 from dataclasses import asdict, dataclass, field
 
 from dht.config import DhtConfig
+from dht.terms import Terms
 from gossip.config import GossipConfig
 from gossip.context import Context
 from gossip.events import Publish, SpaceChanged
@@ -115,6 +116,7 @@ class NodeCore:
         self._addrs: tuple[str, ...] = ()
         self._relay_addrs: tuple[str, ...] = ()
         self._relays = config.reach.relay == "serve"
+        self._member_config = config.members
         self._counters: dict[str, int] = {}
         gossip = config.gossip
         streams = [random.Random(rng.randbytes(16)) for _ in range(7)]
@@ -135,14 +137,15 @@ class NodeCore:
         codebooks = config.codebooks
         if codebooks is None:
             codebooks = shipped_codebooks(member.genesis.encoder.id)
-        self.dht = DhtBridge(self.me, self._clock, config.dht, streams[6], verify=verify, codebooks=codebooks)
+        terms = Terms.of(member.genesis, verify, self._admitted)
+        self.dht = DhtBridge(self.me, self._clock, config.dht, streams[6], terms=terms, codebooks=codebooks)
         self.kernel = Kernel(
             Self(member.node, member.user, member.genesis),
             self.replication,
             self._clock,
             config.kernel,
             self._jobs,
-            Reach(lambda: self.records.complete, codebooks),
+            Reach(lambda: self.records.complete, codebooks, self._silence_us),
         )
         self.mesh.worth = self.kernel.worth
         self._machines: dict[str, Machine] = {
@@ -220,6 +223,12 @@ class NodeCore:
 
     def _admitted(self, key: bytes) -> bool:
         return self.records.is_member(key) and key not in self.replication.denied
+
+    def _silence_us(self, members: int) -> int | None:
+        config = self._member_config
+        if self.members.status().standing_down:
+            return None
+        return config.hold_us(config.period_us(members)) + config.presence_every_us
 
     def _announce(self) -> list[Effect]:
         addrs = (*self._addrs, *self._relay_addrs)[:ADDRESSES_PER_PEER_MAX]

@@ -4,27 +4,27 @@
     RecordChanged of the own node       OwnRecord                 withdrawals too: no shard keeps offering what ended
     ReachabilityChanged                 Serving                   who cannot be dialled holds no record (complaint 15)
 
+Membership tells once that a member is down, when it comes to suspect it, whatever becomes of the suspicion. A peer that
+speaks the DHT over a link of this node stays a contact until the link ends, in order or not. Any other leaves the
+routing table at once: it comes back by being heard, and the dead are asked by nobody meanwhile.
+
 `dht/` and `gossip/` do not know each other; node/core.py composes this file between them.
 """
 
 from __future__ import annotations
 
 import random
-from typing import Final
 
 from dht.behaviour import Dht
 from dht.config import DhtConfig
 from dht.events import OwnRecord, PeerGone, PeerSeen, Serving, UseCodebook
-from gossip.events import Linked, MemberDown, RecordChanged, Unlinked
+from dht.terms import Terms
+from gossip.events import Linked, MemberDown, MemberUp, RecordChanged, Unlinked
 from gossip.reach import ReachabilityChanged
 from protocol import versions
 from protocol.clock import SwarmClock
-from protocol.identity import Verify
 from protocol.machine import Boot, Effect
 from protocol.peer import PeerID
-
-GONE_FOR_GOOD: Final = frozenset(("dead", "left", "silent"))
-"""Why a member is down so that it leaves the routing table at once; one that is only suspected stays."""
 
 
 class DhtBridge:
@@ -37,13 +37,13 @@ class DhtBridge:
         config: DhtConfig,
         rng: random.Random,
         *,
-        verify: Verify,
+        terms: Terms,
         codebooks: tuple[bytes, ...] = (),
     ) -> None:
         self._me = me
         self._codebooks = codebooks
-        self._speakers: dict[PeerID, None] = {}
-        self.dht = Dht(me, clock, config, rng, verify=verify)
+        self._speakers: dict[PeerID, bool] = {}  # linked; whether membership has it up
+        self.dht = Dht(me, clock, config, rng, terms=terms)
 
     def handle(self, event: object, now_us: int) -> list[Effect]:
         """Give the DHT what concerns it."""
@@ -56,12 +56,17 @@ class DhtBridge:
             case Linked(peer, hello):
                 if versions.DHT not in hello.features:
                     return []
-                self._speakers[peer] = None
+                self._speakers[peer] = True
                 return [PeerSeen(peer)]
             case Unlinked(peer, in_order):
-                return [PeerGone(peer, in_order)] if self._speakers.pop(peer, False) is None else []
-            case MemberDown(peer, why):
-                return [PeerGone(peer)] if why in GONE_FOR_GOOD and peer not in self._speakers else []
+                is_up = self._speakers.pop(peer, None)
+                return [PeerGone(peer, in_order and is_up)] if is_up is not None else []
+            case MemberDown(peer, _) if peer not in self._speakers:
+                return [PeerGone(peer)]
+            case MemberUp(peer) | MemberDown(peer, _):
+                if peer in self._speakers:
+                    self._speakers[peer] = isinstance(event, MemberUp)
+                return []
             case RecordChanged(record, _):
                 return [OwnRecord(record)] if record.publisher == self._me else []
             case ReachabilityChanged():

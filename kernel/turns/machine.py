@@ -435,6 +435,13 @@ class Turns:
         timers = _cancel(task, "renew", "lease", "decide", "deadline")
         return timers + self._write(task, done, named, now_us)
 
+    def decide_again(self, task: Task, now_us: int) -> list[Effect]:
+        """The DHT was asked who runs the next step: decide with what is known now."""
+        run = task.run
+        if run is None or run.stage != "deciding" or run.job is not None:
+            return []
+        return self._start_decide(task, run, now_us)
+
     # ---- summary
 
     def _start_summary(self, task: Task, run: Run) -> list[Effect]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from node.cli.options import JsonOption, OutputOption, ProfileOption, profile_of, screen_of
 from node.cli.output import Form, Json, as_list, columns, one_line
@@ -10,6 +11,15 @@ from node.control.client import ControlClient
 
 HEADER = ("ROLES", "MODEL", "CONTEXT", "TOKENS/S", "PRICE", "DATA", "TRUST", "AGE", "ENCODER", "PEER")
 ABOUT_CHARS = 140
+INDEX: Final = {
+    "light": "this node keeps no index of agents",
+    "partial": "this node does not hold the records of all agents",
+}
+NOBODY: Final = {
+    "complete": "no node of the swarm offers agents now",
+    **{index: f"{why}, and holds none now; `masos find TEXT` asks the DHT" for index, why in INDEX.items()},
+}
+"""What is said where no agent is listed, by the `index` of `masos status`."""
 
 
 def agents(*, profile: ProfileOption = None, output: OutputOption = Form.HUMAN, json_form: JsonOption = False) -> None:
@@ -17,10 +27,10 @@ def agents(*, profile: ProfileOption = None, output: OutputOption = Form.HUMAN, 
     screen = screen_of(output, json_form=json_form)
     with ControlClient.for_profile(profile_of(profile)) as client:
         found = client.agents()
-        whole = not screen.human or client.status()["index_complete"]
-    if not whole:
-        screen.note("note: this node does not hold the records of all agents; `masos find` asks the DHT for others")
-    nobody = ["no node of the swarm offers agents now"]
+        index = client.status()["index"] if screen.human else "complete"
+    if found and index != "complete":
+        screen.note(f"note: {INDEX[str(index)]}; `masos find TEXT` asks the DHT for others")
+    nobody = [NOBODY[str(index)]]
     screen.results("agents", found, (agent_lines(found) if found else nobody) if screen.human else ())
 
 
@@ -49,8 +59,15 @@ def _row(agent: Json) -> list[str]:
         trust_text(agent),
         span_text(agent["age_ms"]),
         one_line(str(agent["encoder"]), 16),
-        "this node" if agent["mine"] else peer_end(agent) + ("" if agent["linked"] else " (not linked)"),
+        "this node" if agent["mine"] else peer_end(agent) + _presence(agent),
     ]
+
+
+def _presence(agent: Json) -> str:
+    """`unheard`: its node gave no sign of life yet to this one, which may be new here."""
+    if agent["linked"]:
+        return ""
+    return " (not linked)" if agent["alive"] else " (unheard)"
 
 
 def _about(agent: Json) -> str:

@@ -44,6 +44,10 @@ def find(  # noqa: PLR0913 - one parameter per option
 ) -> None:
     """Find the agents that are nearest to a text in meaning, best first."""
     screen = screen_of(output, json_form=json_form)
+    if not text.strip():
+        raise UsageError(
+            "there is no word to look for", hint="say what the agent should do: masos find 'review a contract'"
+        )
     if data not in (None, "local", "external"):
         raise UsageError(f"--data {data[:20]!r} is neither local nor external")
     wait_s = seconds_of(timeout, "--timeout") if timeout is not None else ANSWER_S

@@ -20,6 +20,7 @@ from typing import Any
 from dht import events as e
 from dht.behaviour import Dht
 from dht.config import DhtConfig
+from dht.terms import Terms
 from protocol.capability import AgentValue, PeerValue, SignedRecord, Value, make_record
 from protocol.clock import SwarmClock
 from protocol.identity import KeyPair, verify_raw
@@ -45,6 +46,25 @@ WALL_MS = 1_700_000_000_000
 CHECK_EVERY = 64
 DIAL_REFUSED_US = 700_000  # a refused loopback dial (libp2p.md §5)
 SECOND = 1_000_000
+
+ALWAYS = (0, 2**48)
+
+
+class AnyLength(Terms):
+    """Takes vectors of any length of its encoder: for tests where they mean nothing."""
+
+    __slots__ = ()
+
+    def fits(self, record: SignedRecord) -> bool:
+        value = record.value
+        return not isinstance(value, AgentValue) or value.vector is None or value.encoder == self.encoder
+
+
+def terms(dim: int | None = None, **changes: Any) -> Terms:
+    """A swarm that admits everybody, with the encoder `enc`; of any length where none is said."""
+    fields = {"verify": verify, "admitted": lambda _key: True, "admission": lambda _key, _chain: ALWAYS, **changes}
+    return AnyLength("enc", 0, **fields) if dim is None else Terms("enc", dim, **fields)
+
 
 verify = lru_cache(maxsize=100_000)(verify_raw)
 
@@ -78,7 +98,8 @@ class Node:
 class World:
     """The network."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, *, dim: int | None = None) -> None:
+        self.terms = terms(dim)
         self.now_us = 0
         self.rng = random.Random(seed)
         self.nodes: dict[PeerID, Node] = {}
@@ -104,7 +125,7 @@ class World:
 
     def _machine(self, keys: KeyPair, config: DhtConfig) -> Dht:
         seed = self.rng.randbytes(16)
-        return Dht(PeerID(keys.public), SwarmClock(WALL_MS * 1000), config, random.Random(seed), verify=verify)
+        return Dht(PeerID(keys.public), SwarmClock(WALL_MS * 1000), config, random.Random(seed), terms=self.terms)
 
     def _boot(self, node: Node) -> None:
         self.give(node, Boot(1, WALL_MS * 1000, clean=True))
@@ -118,8 +139,10 @@ class World:
         node.linked.clear()
         self._boot(node)
 
-    def agent(self, node: Node, agent: str, vector: bytes, *, seq: int | None = None) -> SignedRecord:
-        value = AgentValue(agent=agent, roles=("r",), vector=vector, encoder="enc")
+    def agent(
+        self, node: Node, agent: str, vector: bytes, *, seq: int | None = None, books: tuple[bytes, ...] = ()
+    ) -> SignedRecord:
+        value = AgentValue(agent=agent, roles=("r",), vector=vector, encoder="enc", codebooks=books)
         return self.sign(node, value, seq=seq)
 
     def sign(self, node: Node, value: Value, *, seq: int | None = None, ttl_ms: int = 6 * 3_600_000) -> SignedRecord:
@@ -253,9 +276,11 @@ class World:
         return node.done[request]
 
 
-def swarm(count: int, config: DhtConfig | None = None, *, seed: int = 0, every_us: int = 50_000) -> World:
+def swarm(
+    count: int, config: DhtConfig | None = None, *, seed: int = 0, every_us: int = 50_000, dim: int | None = None
+) -> World:
     """So many serving nodes, each of which joined through one of those before it, settled."""
-    world = World(seed)
+    world = World(seed, dim=dim)
     nodes: deque[Node] = deque()
     for number in range(count):
         world.now_us = max(world.now_us, 0)

@@ -33,7 +33,7 @@ from protocol.machine import (
 )
 from protocol.peer import PeerID
 from protocol.transport import Lane
-from tests.dht.dht_world import SECOND, WALL_MS, Node, World, peer_wire, swarm, verify
+from tests.dht.dht_world import SECOND, WALL_MS, Node, World, peer_wire, swarm, terms
 from tests.dht.test_dht_placement import VECTORS
 from tests.strategies import keypair
 
@@ -518,7 +518,7 @@ def test_a_frame_that_found_no_room_fails_its_request_at_once() -> None:
 
 def lone(config: DhtConfig, contacts: int) -> tuple[Dht, list[PeerID]]:
     """A machine with linked contacts that answer nothing."""
-    dht = Dht(PeerID(keypair("lone").public), SwarmClock(WALL_MS * 1000), config, random.Random(1), verify=verify)
+    dht = Dht(PeerID(keypair("lone").public), SwarmClock(WALL_MS * 1000), config, random.Random(1), terms=terms(1))
     dht.handle(Boot(1, WALL_MS * 1000, clean=True), 0)
     peers = []
     for number in range(contacts):
@@ -601,12 +601,14 @@ def test_events_of_others_are_nothing_to_it() -> None:
 
 # ---- the directory
 
+DIM = len(VECTORS[0])
 
-def agents(world: World, nodes: list[Node], vectors: list[bytes]) -> list[SignedRecord]:
+
+def agents(world: World, nodes: list[Node], vectors: list[bytes], books: tuple[bytes, ...] = ()) -> list[SignedRecord]:
     records = []
     for number, vector in enumerate(vectors):
         node = nodes[number % len(nodes)]
-        records.append(world.agent(node, f"agent {number}", vector))
+        records.append(world.agent(node, f"agent {number}", vector, books=books))
         world.give(node, e.OwnRecord(records[-1]))
     return records
 
@@ -617,7 +619,7 @@ def with_codebook(world: World, book: Codebook) -> None:
 
 
 def test_agents_are_found_by_meaning_with_exact_scores_best_first() -> None:
-    world = swarm(10)
+    world = swarm(10, dim=DIM)
     nodes = list(world.nodes.values())
     with_codebook(world, BOOK)
     records = agents(world, nodes, VECTORS[:30])
@@ -642,7 +644,7 @@ def test_without_a_codebook_for_the_encoder_a_search_is_refused() -> None:
 
 
 def test_an_agent_that_changes_or_leaves_is_found_as_it_is_now() -> None:
-    world = swarm(10)
+    world = swarm(10, dim=DIM)
     nodes = list(world.nodes.values())
     with_codebook(world, BOOK)
     first = world.agent(nodes[0], "a", VECTORS[0], seq=1)
@@ -662,12 +664,12 @@ def test_an_agent_that_changes_or_leaves_is_found_as_it_is_now() -> None:
 
 
 def test_moving_to_a_new_codebook_loses_nobody_on_the_way() -> None:
-    world = swarm(10)
+    world = swarm(10, dim=DIM)
     nodes = list(world.nodes.values())
     with_codebook(world, BOOK)
-    records = agents(world, nodes, VECTORS[:20])
-    world.run(20)
     newer = train(VECTORS, encoder="enc", made_ms=WALL_MS + 5, count=8, rng=random.Random(9))
+    records = agents(world, nodes, VECTORS[:20], (BOOK.name, newer.name))
+    world.run(20)
     for node in nodes[:5]:
         world.give(node, e.UseCodebook(newer.wire))
     world.run(20)
@@ -684,7 +686,7 @@ def test_moving_to_a_new_codebook_loses_nobody_on_the_way() -> None:
 
 
 def test_a_search_asks_more_shards_when_the_first_give_too_little() -> None:
-    world = swarm(10)
+    world = swarm(10, dim=DIM)
     nodes = list(world.nodes.values())
     with_codebook(world, BOOK)
     near = BOOK.keys_for(VECTORS[0], 4)

@@ -223,7 +223,7 @@ def test_a_shard_takes_only_what_belongs_there() -> None:
     def named(*names: bytes) -> AgentValue:
         return value(VECTORS[0]).model_copy(update={"codebooks": names})
 
-    assert directory.may_hold(unknown, named()), "of a publisher that names none"
+    assert not directory.may_hold(unknown, named()), "of a publisher that names none"
     assert directory.may_hold(unknown, named(BOOK.name, b"newer   ")), "of a codebook that is not known here"
     assert not directory.may_hold(unknown, named(BOOK.name)), "of none that it is published under"
 

@@ -14,12 +14,13 @@ from dht.placement import scores_ppm
 from dht.record_store import RecordStore
 from dht.routing_table import Table
 from dht.server import ANSWER_BYTES_MAX, CLIENT_RETRY_MS, STORE_RETRY_MS, VALUES_BYTES_MAX, Held, Server, ranked
+from dht.terms import Terms
 from dht.verified import VerifiedRecords
 from protocol import messages as m
 from protocol.capability import AgentValue, PeerValue, SignedRecord, make_record
 from protocol.peer import PeerID
 from protocol.transport import Lane
-from tests.dht.dht_world import WALL_MS, peer_wire, read, verify
+from tests.dht.dht_world import WALL_MS, peer_wire, read, terms, verify
 from tests.dht.test_dht_placement import BOOK, VECTORS
 from tests.dht.test_dht_record_store import peer_record
 from tests.dht.test_dht_routing_table import ME, contact
@@ -28,11 +29,13 @@ from tests.strategies import keypair
 ASKER = PeerID(keypair("asker").public)
 OTHER = PeerID(keypair("other asker").public)
 KEY = b"k" * 20
+DIM = len(VECTORS[0])
+TERMS = terms(DIM)
 
 
-def server(config: DhtConfig | None = None) -> tuple[Server, Held]:
+def server(config: DhtConfig | None = None, swarm: Terms = TERMS) -> tuple[Server, Held]:
     config = config or DhtConfig()
-    held = Held(Table(ME, config), RecordStore(config), Directory(config), VerifiedRecords(verify, 100))
+    held = Held(Table(ME, config), RecordStore(config), Directory(config), VerifiedRecords(swarm, 100))
     return Server(held, config), held
 
 
@@ -203,7 +206,7 @@ def test_a_verified_record_is_verified_once_and_the_cache_is_bounded() -> None:
         calls[signature] += 1
         return verify(public, message, signature)
 
-    cache = VerifiedRecords(counting, 5)
+    cache = VerifiedRecords(terms(DIM, verify=counting), 5)
     wires = [peer_wire(keypair(f"cached {n}"), ("/ip4/10.0.0.1/tcp/1",)) for n in range(8)]
     for wire in wires[:5] * 3:
         assert cache.read(wire).wire == wire

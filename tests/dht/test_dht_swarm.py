@@ -27,6 +27,7 @@ N = 128
 LIGHT = 8
 INDEX_MAX = 200  # of the replicated index, lowered from 20,000
 AGENTS = 280
+DIM = 48
 Report = Callable[[str, object], None]
 
 
@@ -97,7 +98,7 @@ def put_and_get(story: Story) -> list[SignedRecord]:
     records = []
     for number in range(3):
         node = servers[40 * number]
-        records.append(world.agent(node, f"known to all {number}", b"\x01"))
+        records.append(world.agent(node, f"known to all {number}", b"\x01" * DIM))
         story.puts.append(world.answer(node, lambda r: e.Put(r, records[-1])))
     get_all(story, story.gets, [*servers, *story.light], lambda _: records)
     for node in servers:
@@ -136,7 +137,7 @@ def find_all(story: Story, records: dict[int, SignedRecord], vectors: list[bytes
 
 def discover(story: Story) -> Callable[[], float]:
     world = story.world
-    vectors = clustered(AGENTS + 24, dim=48, clusters=24, seed=5)
+    vectors = clustered(AGENTS + 24, dim=DIM, clusters=24, seed=5)
     vectors, probes = vectors[:AGENTS], vectors[AGENTS:]
     count = centroid_count(AGENTS)
     book = train(vectors, encoder="enc", made_ms=WALL_MS, count=count, rng=random.Random(2))
@@ -161,7 +162,7 @@ def discover(story: Story) -> Callable[[], float]:
 @pytest.fixture(scope="module")
 def story() -> Iterator[Story]:
     config = DhtConfig(own_records_max=64)
-    world = swarm(N, config)
+    world = swarm(N, config, dim=DIM)
     servers = list(world.nodes.values())
     light = [world.add(f"light {number}", DhtConfig(server=False)) for number in range(LIGHT)]
     for node in light:

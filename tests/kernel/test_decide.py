@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 import kernel.decide as module
 from kernel.agents.roles import CONCLUDER, CRITIC, REASONING
-from kernel.decide import LOOP_ROUNDS, decide
+from kernel.decide import LOOP_ROUNDS, decide, missing_role
 from kernel.jobs import Candidate, Decide
 from kernel.memory.pool import UnitView
 from kernel.scheduler.policy import Choice, Observation, Role, Unparsable
@@ -182,3 +182,13 @@ def test_load_moves_turns_between_equal_nodes() -> None:
     chosen = following(spec(candidates=(node(1, turns_done=1), node(2, turns_done=0))))
     assert chosen.peer == bytes([2]) * 32
     assert chosen.rejected == ("01010101: has done 1 turns",)
+
+
+def test_a_role_that_should_come_next_and_nobody_alive_offers_is_missing() -> None:
+    after = {"role": REASONING, "roles_so_far": (REASONING,), "step": 1}
+    alone = spec(candidates=(node(1, agents=(REASONING,)),), **after)
+    assert missing_role(alone) == CRITIC
+    assert missing_role(spec(candidates=(node(1, agents=(REASONING, CRITIC)),), **after)) == ""
+    assert missing_role(spec(candidates=(node(1, alive=False), node(2, agents=(REASONING,))), **after)) == CRITIC
+    assert missing_role(spec(candidates=(node(1),), **after)) == ""
+    assert missing_role(replace(alone, answer=True)) == "", "nothing comes next"

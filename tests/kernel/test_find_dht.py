@@ -73,7 +73,7 @@ class Desk:
         clock, jobs = SwarmClock(NOW_MS * 1000), JobIds()
         jobs.start(1)
         reach = Reach(lambda: complete, codebooks)
-        self.offers = Offers(PeerID(ME.public), SPEC, clock, jobs, lambda: View(frozenset(), {}), reach)
+        self.offers = Offers(PeerID(ME.public), SPEC, clock, jobs, lambda _: View(frozenset(), {}), reach)
         self.now_us = 0
 
     def hold(self, *records: SignedRecord) -> None:

@@ -59,7 +59,7 @@ class Desk:
         self.offers = Offers(PeerID(ME.public), spec, clock, jobs, self.view, reach or Reach())
         self.now_us = 0
 
-    def view(self) -> View:
+    def view(self, _now_us: int) -> View:
         return View(self.linked, self.trust)
 
     def report(self, report: EngineReport = REPORT) -> list[Effect]:

@@ -24,7 +24,8 @@ def agent(**changes: Any) -> dict[str, Any]:
         "description": "Reads leases.", "skills": ["law"], "tags": ["eu"], "taxonomy": "law/tenancy", "tools": [],
         "permissions": [], "model": "smollm2", "backend": "b", "quality": "demo", "context_tokens": 2048,
         "tokens_per_s": 41, "price_micro_money": 7, "data_policy": "external", "age_ms": 125_000,
-        "expires_ms": 9_000_000, "trust": None, "turns_seen": 0, "mine": False, "linked": True, **changes,
+        "expires_ms": 9_000_000, "trust": None, "turns_seen": 0, "mine": False, "linked": True, "alive": True,
+        **changes,
     }  # fmt: skip
 
 
@@ -58,7 +59,7 @@ class FakeClient:
     def __init__(self) -> None:
         self.value: Any = None
         self.asked: list[Any] = []
-        self.index_complete = True
+        self.index = "complete"
 
     def __enter__(self) -> Self:
         return self
@@ -76,7 +77,7 @@ class FakeClient:
     peers = agents
 
     def status(self) -> Any:
-        return {"index_complete": self.index_complete}
+        return {"index": self.index, "index_complete": self.index == "complete"}
 
     def ping(self, peer: str, timeout_s: float) -> Any:
         self.asked.append((peer, timeout_s))
@@ -138,7 +139,18 @@ def test_who_was_never_seen_at_work_is_unknown_and_who_is_not_linked_is_said_so(
     _, out, _ = masos("find", "x")
     assert out.count("unknown") == 2
     assert "(not linked)" in out
+    assert "unheard" not in out
     assert "this node" in out
+
+
+def test_who_gave_no_sign_of_life_yet_is_unheard_and_a_link_is_a_sign(daemon: FakeClient, masos: Out) -> None:
+    daemon.value = found(agent(linked=False, alive=None))
+    assert f"…{PEER[-8:]} (unheard)" in masos("find", "x")[1]
+    daemon.value = [agent(linked=False, alive=None, score=None)]
+    assert f"…{PEER[-8:]} (unheard)" in masos("agents")[1]
+    assert json.loads(masos("agents", "--json")[1])["agents"][0]["alive"] is None
+    daemon.value = [agent(linked=True, alive=None, score=None)]
+    assert "unheard" not in masos("agents")[1]
 
 
 def test_nobody_is_an_answer_with_the_way_to_the_reasons(daemon: FakeClient, masos: Out) -> None:
@@ -208,13 +220,25 @@ def test_agents_lists_every_record_or_says_that_there_is_none(daemon: FakeClient
     assert "no node" in masos("agents")[1]
 
 
-def test_agents_says_when_it_cannot_know_all(daemon: FakeClient, masos: Out) -> None:
-    daemon.value = []
-    assert masos("agents")[2] == ""
-    daemon.index_complete = False
+@pytest.mark.parametrize(
+    ("index", "why"),
+    [
+        ("light", "this node keeps no index of agents"),
+        ("partial", "this node does not hold the records of all agents"),
+    ],
+)
+def test_agents_says_when_it_cannot_know_all(daemon: FakeClient, masos: Out, index: str, why: str) -> None:
+    daemon.value, daemon.index = [], index
     _, out, err = masos("agents")
-    assert "no node" in out
-    assert "masos find" in err
+    assert why in out
+    assert "`masos find TEXT` asks the DHT" in out
+    assert "no node" not in out, "that is not known here"
+    assert err == ""
+    daemon.value = [agent(mine=True, score=None)]
+    _, out, err = masos("agents")
+    assert "Reads leases." in out
+    assert why in err
+    assert "`masos find TEXT` asks the DHT" in err
     assert masos("agents", "--json")[2] == ""
 
 
