@@ -16,7 +16,9 @@ from protocol.peer import ADDRESSES_PER_PEER_MAX, Multiaddr, PeerID, plain_ip
 REACH_S: Final = 5.0  # for all addresses of one test, which are dialled at once
 RELAY_ROLE: Final = "relay"  # in Hello.roles of a node that serves circuits
 NOT_TRIED: Final = "not tried"  # how the reason of a DialedBack begins that says nothing about the addresses
+NOT_REACHED: Final = "not reached"
 REASON_CHARS_MAX: Final = 120
+_SUBNET_BITS: Final = 64  # of an IPv6 address, below its network
 
 ReachVerdict = Literal["direct", "relay", "outbound-only", "unknown"]
 RelayUse = Literal["off", "client", "serve"]
@@ -134,8 +136,11 @@ class Testable(NamedTuple):
 def testable(asker: PeerID, addrs: tuple[str, ...], link_host: str | None) -> Testable:
     """The addresses that a node may dial for a peer without becoming its weapon.
 
-    Whoever asks chooses where packets go, so only where it is itself: the host that its link comes from. Hosts that
-    no packet from the internet can be for (private and loopback) may stand for each other, both sides being there.
+    Whoever asks chooses where packets go and is told what became of them, so only where it is itself: the host that
+    its link comes from, loopback being one host under many addresses. Other private hosts are not: a member from
+    outside, over a VPN say, would see by this node's eyes what runs in its network. Of private IPv6 addresses a host
+    has several in one /64 and dials from one that changes (RFC 8981), so those may stand for each other; what lies
+    behind them is not told (`same_host`).
 
     `link_host` is the IP address at the other end of the link, None if a relay carries it.
     """
@@ -158,10 +163,15 @@ def testable(asker: PeerID, addrs: tuple[str, ...], link_host: str | None) -> Te
     return Testable(usable, refused)
 
 
-def _same_place(host: str, link_host: str) -> bool:
+def same_host(host: str, link_host: str) -> bool:
+    """Whether an address is for sure of the host that the link comes from, which may know all about itself."""
     one, other = plain_ip(host), plain_ip(link_host)
-    if one == other or (one.is_loopback and other.is_loopback):
+    return one == other or (one.is_loopback and other.is_loopback)
+
+
+def _same_place(host: str, link_host: str) -> bool:
+    if same_host(host, link_host):
         return True
-    # `is_private` of the library counts loopback and documentation ranges as well; a loopback address that a
-    # remote host names would be this node's own, so it is for loopback links alone.
-    return one.is_private and other.is_private and not one.is_loopback
+    one, other = plain_ip(host), plain_ip(link_host)
+    private = one.version == other.version == 6 and one.is_private and other.is_private
+    return private and int(one) >> _SUBNET_BITS == int(other) >> _SUBNET_BITS

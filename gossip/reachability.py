@@ -24,6 +24,7 @@ from typing import Final
 from gossip.dial_back import DialBackServer
 from gossip.events import Linked, Publish, Unlinked
 from gossip.reach import (
+    NOT_REACHED,
     NOT_TRIED,
     RELAY_ROLE,
     InboundLink,
@@ -204,7 +205,7 @@ class Reachability:
             return self._due(now_us + self._config.retry_us)
         reached = tuple(addr for addr in frame.reached if addr in (self._addrs or ()))
         self._said.pop(peer, None)
-        self._said[peer] = _Said(reached, frame.reason or "not reached", now_us)
+        self._said[peer] = _Said(reached, frame.reason or NOT_REACHED, now_us)
         for oldest in list(self._said)[: -self._config.asked_max]:
             del self._said[oldest]
         return self._judge(now_us)

@@ -101,12 +101,13 @@ def run_daemon(profile: Profile, config: Config, environ: Mapping[str, str], on_
         engine = build_engine(config.engine, profile, environ)
         if config.node.self_test:
             trio.run(self_test)
+        running: list[Node] = []  # the transport is made before the node that knows the members
         transport = Libp2pTransport(
             member.node.seed(),
             config.node.listen,
             psk=psk,
             announce=config.node.announce,
-            relay=RelayConfig(config.node.relay),
+            relay=RelayConfig(config.node.relay, admits=lambda peer: any(node.admits(peer) for node in running)),
         )
         with closing(SqliteStore(profile.database)) as store:
             life = begin_life(store)
@@ -124,7 +125,8 @@ def run_daemon(profile: Profile, config: Config, environ: Mapping[str, str], on_
                 engine_trouble=engine.trouble,
                 discovery=partial(_on_lan, member, transport) if config.node.mdns else nullcontext,
             )
-            daemon = _Daemon(profile, config, lock, Node(parts, config))
+            running.append(Node(parts, config))
+            daemon = _Daemon(profile, config, lock, running[0])
             with _one_error():
                 in_order = trio.run(daemon.run, life, member, token, on_started)
             if not in_order:

@@ -27,6 +27,7 @@ from kernel.embedding import Encoder
 from kernel.engine import Capabilities, Engine
 from kernel.executor import Executor, Options
 from node.clock import Clock
+from node.company import tell_company
 from node.config import Config
 from node.core import Membership, NodeCore, Status
 from node.driver import Driver, Network, OnProgress
@@ -40,6 +41,7 @@ from protocol.admission import Genesis, check_chain
 from protocol.errors import ConfigError, DecodeError, EngineError
 from protocol.identity import verify_raw
 from protocol.machine import Boot, Command, JobSpec, Reply
+from protocol.peer import PeerID
 from protocol.store import Row, StoreReader
 
 log = logging.getLogger("masos.node")
@@ -156,14 +158,25 @@ class Node:
             running = self._driver.run(life.inst, clean=life.clean)
             async with running, self._parts.discovery(), trio.open_nursery() as watch_nursery:
                 watch_nursery.start_soon(self._watch_engine)
+                watch_nursery.start_soon(self._watch_peers)
                 yield
                 watch_nursery.cancel_scope.cancel()
             engine_nursery.cancel_scope.cancel()
+
+    async def _watch_peers(self) -> None:
+        links = self._driver.core.links
+        async with self.subscribe("peers") as news:
+            await tell_company(lambda: len(links.linked), lambda: len(links.known()), news)
 
     async def _run_job(self, spec: JobSpec, on_progress: OnProgress) -> object:
         if isinstance(spec, ReachTest | Reserve):
             return await run_reach_job(self._parts.transport, spec)
         return await self._executor.run(spec, on_progress)
+
+    def admits(self, peer: PeerID) -> bool:
+        """Whether a peer is a member and not denied, as far as this node knows."""
+        core = self._driver.core
+        return core.records.is_member(peer) and peer not in core.replication.denied
 
     # ---- what the control API needs
 

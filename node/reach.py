@@ -11,7 +11,7 @@ from typing import Protocol
 
 import trio
 
-from gossip.reach import REACH_S, Reached, ReachTest, Reserve, Reserved, testable
+from gossip.reach import NOT_REACHED, REACH_S, Reached, ReachTest, Reserve, Reserved, same_host, testable
 from protocol.errors import PeerError
 from protocol.peer import Multiaddr, PeerID
 
@@ -54,7 +54,8 @@ async def run_reach_job(network: Outreach, spec: ReachTest | Reserve) -> Reached
 async def knock_all(peer: PeerID, addrs: tuple[str, ...], link_host: str | None, knock: Knock) -> Reached:
     """Knock at all addresses that may be tested, at once: a silent one takes the whole deadline.
 
-    `knock` raises PeerError where the peer does not answer under its own identity.
+    `knock` raises PeerError where the peer does not answer under its own identity. Its cause is told of the host that
+    the link comes from, and of no other.
     """
     usable, reasons = testable(peer, addrs, link_host)
     found: dict[str, None] = {}
@@ -63,7 +64,8 @@ async def knock_all(peer: PeerID, addrs: tuple[str, ...], link_host: str | None,
         try:
             await knock(addr)
         except PeerError as exc:
-            reasons.append(f"{addr}: {exc.message}")
+            told = link_host is not None and same_host(addr.host, link_host)
+            reasons.append(f"{addr}: {exc.message if told else NOT_REACHED}")
         else:
             found[text] = None
 

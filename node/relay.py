@@ -5,13 +5,17 @@ under limits of its own (the library's are not enforced, libp2p.md §6):
 
 - a place is given to a peer whose direct link is up, and is of use only while one is: so places are for members of
   the swarm that can be told of a dial;
-- circuits in all, per peer, and for each its bytes both ways together and its duration. A circuit that ends by a limit
-  costs its two ends one link, which they dial again.
+- a circuit is for a member too, at either end: `RelayConfig.admits`. Who dials need not be linked to the relay;
+- circuits in all, per peer that dials, per peer that is dialled, and between two of them, so that no one peer takes
+  all that another may have;
+- for each circuit its bytes both ways together and its duration. One that ends by a limit costs its two ends one link,
+  which they dial again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,7 +40,9 @@ class CircuitLimits:
     Attributes:
         places_max: peers that others may reach through it.
         place_s: a place is renewed within this time or lost.
-        circuits_max: at once, in all; `circuits_per_peer_max`: of them with one peer at either end.
+        circuits_max: at once, in all.
+        circuits_per_source_max, circuits_per_target_max: of them that one peer dialled, and that lead to one.
+        circuits_per_pair_max: of them from one peer to one other: a link, and the one that shall replace it.
         bytes_max: of one circuit, both directions together.
         duration_s: of one circuit.
     """
@@ -44,7 +50,9 @@ class CircuitLimits:
     places_max: int = 64
     place_s: float = 1_800.0
     circuits_max: int = 64
-    circuits_per_peer_max: int = 16
+    circuits_per_source_max: int = 16
+    circuits_per_target_max: int = 16
+    circuits_per_pair_max: int = 2
     bytes_max: int = 256 * 1024 * 1024
     duration_s: float = 4 * 3_600.0
 
@@ -57,11 +65,13 @@ class RelayConfig:
         use: `off`; `client` may take a place at a relay; `serve` is a relay. Dialling others through relays is
             always possible, it costs this node nothing.
         limits: what it gives.
+        admits: whether a peer is a member, and not denied, as far as this node knows. None: whoever has a link.
         clock: for the end of a place, which travels as wall time.
     """
 
     use: RelayUse = "off"
     limits: CircuitLimits = field(default_factory=CircuitLimits)
+    admits: Callable[[PeerID], bool] | None = None
     clock: Clock = field(default_factory=BootClock)
 
     def wall_s(self) -> int:
@@ -75,8 +85,7 @@ class Places:
     def __init__(self, limits: CircuitLimits) -> None:
         self._limits = limits
         self._until: dict[PeerID, float] = {}  # trio time
-        self._open: dict[PeerID, int] = {}  # circuits with this peer at an end
-        self._circuits = 0
+        self._open: Counter[tuple[PeerID, PeerID]] = Counter()  # circuits from one peer to another
 
     def __len__(self) -> int:
         return len(self._until)
@@ -102,24 +111,27 @@ class Places:
         """Count a circuit while it is open.
 
         Raises:
-            Refused: too many, in all or of one of the two.
+            Refused: too many, in all, of one of the two, or between them.
         """
-        per_peer = max(self._open.get(source, 0), self._open.get(target, 0))
-        if self._circuits >= self._limits.circuits_max or per_peer >= self._limits.circuits_per_peer_max:
+        if not self._has_room(source, target):
             raise Refused("too many circuits through this relay")
-        self._count(source, target, 1)
+        pair = source, target
+        self._open[pair] += 1
         try:
             yield
         finally:
-            self._count(source, target, -1)
+            self._open[pair] -= 1
+            if not self._open[pair]:
+                del self._open[pair]
 
-    def _count(self, source: PeerID, target: PeerID, by: int) -> None:
-        self._circuits += by
-        for peer in (source, target):
-            left = self._open.get(peer, 0) + by
-            self._open[peer] = left
-            if not left:
-                del self._open[peer]
+    def _has_room(self, source: PeerID, target: PeerID) -> bool:
+        limits, circuits = self._limits, self._open
+        return (
+            circuits.total() < limits.circuits_max
+            and circuits[source, target] < limits.circuits_per_pair_max
+            and sum(n for (one, _), n in circuits.items() if one == source) < limits.circuits_per_source_max
+            and sum(n for (_, one), n in circuits.items() if one == target) < limits.circuits_per_target_max
+        )
 
 
 @dataclass(slots=True)

@@ -27,6 +27,8 @@ def cause(exc: BaseException) -> str:
     """What lies at the bottom of a library exception, in one short line."""
     while (deeper := exc.exceptions[0] if isinstance(exc, BaseExceptionGroup) else exc.__cause__) is not None:
         exc = deeper
+    if isinstance(exc, OSError) and exc.strerror:  # without its number, and the address that trio puts before it
+        return exc.strerror.rpartition(": ")[2].lower()[:160]
     text = str(exc).splitlines()
     return (text[0] if text and text[0] else type(exc).__name__)[:160]
 

@@ -20,10 +20,13 @@ with warnings.catch_warnings():
     from libp2p.crypto.ed25519 import create_new_key_pair
     from libp2p.crypto.x25519 import create_new_key_pair as create_new_x25519_key_pair
     from libp2p.custom_types import TProtocol
+    from libp2p.exceptions import ParseError
     from libp2p.identity.identify_push.identify_push import ID_PUSH
     from libp2p.network.config import ConnectionConfig, RetryConfig
     from libp2p.network.exceptions import SwarmException
     from libp2p.peer.id import ID
+    from libp2p.protocol_muxer.exceptions import MultiselectCommunicatorError
+    from libp2p.protocol_muxer.multiselect import MULTISELECT_PROTOCOL_ID
     from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
     from libp2p.rcmgr import ResourceManager
     from libp2p.rcmgr.connection_limits import ConnectionLimits
@@ -34,7 +37,7 @@ with warnings.catch_warnings():
     from multiaddr import Multiaddr as LibraryMultiaddr
 
 from node.mux import MuxFrames, SessionBytes
-from node.streams import LibraryObject
+from node.streams import LibraryObject, cause
 from protocol.errors import ConfigError
 from protocol.peer import PeerID, peer_text
 from protocol.transport import DIAL_TIMEOUT_S
@@ -42,6 +45,8 @@ from protocol.transport import DIAL_TIMEOUT_S
 LIBP2P_VERSION: Final = "0.8.1"
 CONNECTIONS_MAX: Final = 300
 CONNECTIONS_PER_PEER_MAX: Final = 32  # a closed one counts for another 0.2 s, so a quick series needs some
+WORD_BYTES_MAX: Final = 64 * 1024  # of one word of multistream-select, as in go-multistream; ours have below 50
+NOT_UNDERSTOOD: Final = "the first bytes were not understood: another swarm key, or no masos node"
 
 # Everything the library reports at ERROR or below is a peer's doing or is raised to us as well.
 LIBRARY_LOG_LEVEL: Final = logging.CRITICAL
@@ -98,6 +103,102 @@ class Mux(MuxFrames, Yamux):
         return YamuxStream(stream_id, self, False)  # noqa: FBT003 - positional in the library too: who opened it
 
 
+class _Short:
+    """A connection or stream for the time of a negotiation: no read of more than a word.
+
+    The library hands the length that the other side claims to `socket.recv`, which reserves as much [measured: 16 GiB
+    of address space for 6 bytes of a stranger].
+    """
+
+    def __init__(self, inner: LibraryObject) -> None:
+        self._inner = inner
+        self.write = inner.write
+
+    async def read(self, n: int | None = None) -> bytes:
+        """As the inner one, up to WORD_BYTES_MAX."""
+        if n is not None and n > WORD_BYTES_MAX:
+            raise ParseError(f"a word of {n} bytes, the limit is {WORD_BYTES_MAX}")
+        return bytes(await self._inner.read(n))
+
+
+class _Words(MultiselectCommunicator):
+    """The words of one negotiation. What goes wrong with them is one class, which the library knows what to do with."""
+
+    def __init__(self, stream: LibraryObject) -> None:
+        super().__init__(_Short(stream))  # type: ignore[arg-type]  # all that is used of a ReadWriteCloser
+
+    async def read(self) -> str:
+        """As the library; words that are no text included."""
+        try:
+            return await super().read()
+        except ValueError as exc:
+            raise MultiselectCommunicatorError(f"no word: {exc}") from exc
+
+
+class _FirstWords(_Words):
+    """The first words on a socket. Under another swarm key each side reads noise, and fails at it in any of many ways.
+
+    Or the other side has failed before and hung up. All of that is one reason, which says what to look at.
+    """
+
+    def __init__(self, stream: LibraryObject) -> None:
+        super().__init__(stream)
+        self._greeted = False
+
+    async def read(self) -> str:
+        """As the library; the first word is the greeting."""
+        try:
+            word = await super().read()
+        except MultiselectCommunicatorError as exc:
+            raise self._reason(exc) from None
+        if not self._greeted and word != MULTISELECT_PROTOCOL_ID:
+            raise MultiselectCommunicatorError(NOT_UNDERSTOOD)
+        self._greeted = True
+        return word
+
+    async def write(self, msg_str: str) -> None:
+        """As the library."""
+        try:
+            await super().write(msg_str)
+        except MultiselectCommunicatorError as exc:
+            raise self._reason(exc) from None
+
+    def _reason(self, exc: MultiselectCommunicatorError) -> MultiselectCommunicatorError:
+        return MultiselectCommunicatorError(cause(exc) if self._greeted else NOT_UNDERSTOOD)
+
+
+def _bound(multiselect: LibraryObject, words: type[_Words]) -> None:
+    """Let a listener of negotiations take its words from `words`."""
+    negotiate = multiselect.negotiate
+
+    async def bounded(communicator: LibraryObject, *options: LibraryObject) -> LibraryObject:
+        return await negotiate(words(communicator.read_writer), *options)
+
+    multiselect.negotiate = bounded
+
+
+def _bound_client(client: LibraryObject, words: type[_Words]) -> None:
+    """The same for whoever opens them."""
+    select = client.select_one_of
+
+    async def bounded(protocols: LibraryObject, communicator: LibraryObject, *options: LibraryObject) -> LibraryObject:
+        return await select(protocols, words(communicator.read_writer), *options)
+
+    client.select_one_of = bounded
+
+
+def _bound_negotiations(host: LibraryObject) -> None:
+    """All three: of security, of the multiplexer, and of each stream."""
+    upgrader = host.get_network().upgrader
+    for place, words in (
+        (upgrader.security_multistream, _FirstWords),
+        (upgrader.muxer_multistream, _Words),
+        (host, _Words),
+    ):
+        _bound(place.multiselect, words)
+        _bound_client(place.multiselect_client, words)
+
+
 def _mux_with(muxers: LibraryObject) -> None:
     """Let the class that was given for Yamux be taken: the library names its own, whatever was negotiated."""
 
@@ -142,6 +243,7 @@ def build_host(
     )
     network: LibraryObject = host.get_network()
     _mux_with(network.upgrader.muxer_multistream)
+    _bound_negotiations(host)
     network.retry_config = RetryConfig(max_retries=0)  # a refused address fails in ms, not after 0.7 s
     network.dial_peer = _no_own_dial
     # Private: identify would be asked by a system task, out of reach of every guard, for addresses we do not use.

@@ -215,9 +215,14 @@ class Circuits:
         finally:
             await _drop(stream)
 
+    def _admits(self, peer: PeerID) -> bool:
+        """Whether circuits are for this peer. A key costs nothing, so to prove one says nothing."""
+        admits = self._config.admits
+        return self._ways.link_of(peer) is not None if admits is None else admits(peer)
+
     async def _give_place(self, peer: PeerID, stream: LibraryObject) -> None:
         link = self._ways.link_of(peer)
-        if link is None or link.remote_address is None:
+        if link is None or link.remote_address is None or not self._admits(peer):
             await _tell(stream, _status(pb.PERMISSION_DENIED))
             return
         try:
@@ -231,6 +236,9 @@ class Circuits:
         await _tell(stream, answer)
 
     async def _connect(self, source: PeerID, target: PeerID, stream: LibraryObject) -> None:
+        if not self._admits(source):
+            await _tell(stream, _status(pb.PERMISSION_DENIED))
+            return
         link = self._ways.link_of(target)
         if link is None or link.remote_address is None or not self._places.holds(target, trio.current_time()):
             await _tell(stream, _status(pb.NO_RESERVATION))

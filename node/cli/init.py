@@ -7,12 +7,14 @@ from typing import Annotated
 
 import typer
 
+from node.addresses import ListenAddresses
 from node.cli.options import (
     EngineOption,
     JsonOption,
     ListenOption,
     OutputOption,
     ProfileOption,
+    RelayOption,
     entropy,
     flags_of,
     profile_of,
@@ -28,10 +30,11 @@ from protocol.identity import SEED_BYTES, KeyPair
 from protocol.peer import peer_text
 
 
-def init(
+def init(  # noqa: PLR0913 - one argument per option
     *,
     listen: ListenOption = None,
     engine: EngineOption = None,
+    relay: RelayOption = None,
     user_key: Annotated[
         Path | None,
         typer.Option("--user-key", metavar="FILE", help="identity/user.key of another profile of yours."),
@@ -42,8 +45,9 @@ def init(
 ) -> None:
     """Make a profile: keys of node and user, the token of the control API, commented settings."""
     screen, place = screen_of(output, json_form=json_form), profile_of(profile)
-    chosen = flags_of(listen, engine)
-    load_config(place, {}, chosen)  # refuses impossible ones before anything is made, as does a file that is no key
+    chosen = flags_of(listen, engine, relay)
+    section = load_config(place, {}, chosen).node  # impossible ones are refused before anything is made, as is
+    ListenAddresses(section.listen, section.announce)  # an address that is none, and a file that is no key
     user = read_key(user_key) if user_key is not None else None
     place.make()
     keys = Keystore(place)

@@ -8,6 +8,7 @@ from typing import Annotated, Final
 
 import typer
 
+from gossip.links import PEER_CHARS_MIN
 from node.cli.options import (
     JsonOption,
     OutputOption,
@@ -19,7 +20,7 @@ from node.cli.options import (
 )
 from node.cli.output import Form, Json, one_line
 from node.control.client import ANSWER_S, ControlClient
-from protocol.errors import RequestTimeout
+from protocol.errors import RequestTimeout, UsageError
 
 COUNT_MAX: Final = 10_000
 
@@ -60,7 +61,7 @@ def ping(  # noqa: PLR0913 - one parameter per option
     screen = screen_of(output, json_form=json_form)
     wait_s = min(ANSWER_S, seconds_of(timeout, "--timeout")) if timeout is not None else ANSWER_S
     between_s = seconds_of(interval, "--interval")
-    trips, error = _Trips(peer.removeprefix("…")), None
+    trips, error = _Trips(_named(peer)), None
     with ControlClient.for_profile(profile_of(profile)) as client:
         for number in range(1, count + 1):
             try:
@@ -81,6 +82,21 @@ def ping(  # noqa: PLR0913 - one parameter per option
     found = trips.summary()
     if screen.form is not Form.JSONL:
         screen.result(found, [_summary_line(found)])
+
+
+def _named(peer: str) -> str:
+    """A peer as the daemon takes it.
+
+    Raises:
+        UsageError: too little of it.
+    """
+    name = peer.removeprefix("…")
+    if len(name) < PEER_CHARS_MIN:
+        raise UsageError(
+            f"{name!r} is too short for the name of a peer",
+            hint=f"give {PEER_CHARS_MIN} characters of the end of its id or more, as `masos peers` shows it",
+        )
+    return name
 
 
 def _once(client: ControlClient, peer: str, wait_s: float) -> tuple[str, float]:

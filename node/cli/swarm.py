@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import trio
 import typer
@@ -28,7 +28,7 @@ from node.config import load_config
 from node.control.client import ControlClient
 from node.keystore import Keystore
 from node.profile import Profile
-from protocol.admission import Genesis, Ticket
+from protocol.admission import TICKET_PREFIX, Genesis, Ticket
 from protocol.errors import DaemonUnreachable, DecodeError, UsageError
 from protocol.identity import SEED_BYTES
 from protocol.peer import parse_peer
@@ -39,7 +39,8 @@ app.add_typer(local_app, name="local")
 BootstrapOption = Annotated[
     list[str] | None, typer.Option("--bootstrap", metavar="MULTIADDR", help="/ip4/…/tcp/…/p2p/…; repeatable.")
 ]
-TicketArgument = Annotated[str, typer.Argument(metavar="TICKET", help="The word that `masos swarm invite` gave.")]
+TICKET_HELP: Final = "The word that `masos swarm invite` gave, or the file that `masos swarm publish` wrote."
+TicketArgument = Annotated[str, typer.Argument(metavar="TICKET", help=TICKET_HELP)]
 
 
 @app.command()
@@ -80,7 +81,7 @@ def invite(
     value: Json = {"ticket": ticket.text(), "valid_until_ms": until_ms, "bootstrap": list(ticket.bootstrap)}
     screen.result(value, [ticket.text()])
     if screen.human:
-        screen.note(f"valid until {_when(until_ms)}; names {len(ticket.bootstrap)} addresses; keep it secret")
+        screen.note(f"valid until {_when(until_ms)}; names {_addresses(len(ticket.bootstrap))}; keep it secret")
 
 
 def _new_ticket(place: Profile, life: str, bootstrap: list[str] | None) -> Ticket:
@@ -134,7 +135,7 @@ def _own_addresses(place: Profile) -> tuple[str, ...]:
 @app.command()
 def inspect(ticket: TicketArgument, *, output: OutputOption = Form.HUMAN, json_form: JsonOption = False) -> None:
     """Show all that a ticket says, before anything is joined."""
-    value = swarm.inspect(ticket, wall_ms())
+    value = swarm.inspect(_word(ticket), wall_ms())
     screen_of(output, json_form=json_form).result(value, _seen(value))
 
 
@@ -157,9 +158,7 @@ def _seen(value: Json) -> list[str]:
 
 @app.command()
 def join(
-    ticket: Annotated[
-        str | None, typer.Argument(metavar="TICKET", help="The word that `masos swarm invite` gave.")
-    ] = None,
+    ticket: Annotated[str | None, typer.Argument(metavar="TICKET", help=TICKET_HELP)] = None,
     *,
     test: Annotated[bool, typer.Option("--test", help="Take the ticket from [swarm] in config.toml.")] = False,
     profile: ProfileOption = None,
@@ -170,13 +169,30 @@ def join(
     place, screen, now_ms = profile_of(profile), screen_of(output, json_form=json_form), wall_ms()
     if (ticket is None) != test:
         raise UsageError("join takes either a ticket or --test", hint="masos swarm join TICKET, or --test alone")
-    word = ticket if ticket is not None else _test_ticket(place, now_ms)
+    word = _word(ticket) if ticket is not None else _test_ticket(place, now_ms)
     seen = swarm.inspect(word, now_ms)
     if screen.human and seen["mode"] == "open":
         screen.lines([*_seen(seen), ""])  # strangers made it: say what it is before it is done
     genesis = swarm.join(place, word, now_ms)
     lines = [f"joined {one_line(genesis.name)} ({genesis.swarm_id.hex()[:16]})", "next: `masos up`"]
     screen.result({**_genesis(genesis), "bootstrap": seen["bootstrap"]}, lines)
+
+
+def _word(ticket: str) -> str:
+    """The ticket itself, where a file may be named that holds it.
+
+    Raises:
+        ConfigError: it is a file that cannot be read or holds no text.
+    """
+    try:
+        named = not ticket.strip().startswith(TICKET_PREFIX) and Path(ticket).is_file()
+    except OSError:  # too long for a name
+        named = False
+    return open_swarm.configured_ticket(None, ticket, Path()) if named else ticket
+
+
+def _addresses(n: int) -> str:
+    return "1 address" if n == 1 else f"{n} addresses"
 
 
 def _test_ticket(place: Profile, now_ms: int) -> str:

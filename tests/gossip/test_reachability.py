@@ -50,7 +50,7 @@ from protocol.machine import (
     TimerKey,
 )
 from protocol.messages import DialBack, DialedBack, decode_frame, encode_frame
-from protocol.peer import Multiaddr, PeerID, peer_text
+from protocol.peer import Multiaddr, PeerID, peer_text, plain_ip
 from protocol.transport import Lane
 from tests.gossip_world import hello, seconds
 from tests.strategies import keypair
@@ -412,10 +412,15 @@ def test_a_test_that_fails_here_says_nothing_about_the_peer() -> None:
     ("addr", "link_host", "ok"),
     [
         ("/ip4/203.0.113.7/tcp/1", "203.0.113.7", True), ("/ip4/203.0.114.7/tcp/1", "8.8.8.8", False),
-        ("/ip4/10.0.0.1/tcp/1", "192.168.1.5", True), ("/ip4/10.0.0.1/tcp/1", "8.8.8.8", False),
+        ("/ip4/10.0.0.1/tcp/1", "192.168.1.5", False), ("/ip4/10.0.0.1/tcp/1", "8.8.8.8", False),
+        ("/ip4/192.168.1.5/tcp/1", "192.168.1.5", True), ("/ip4/192.168.1.1/tcp/80", "192.168.1.5", False),
+        ("/ip4/192.168.1.1/tcp/80", "10.8.0.7", False), ("/ip4/172.17.0.1/tcp/2375", "10.8.0.7", False),
+        ("/ip6/fd00::1/tcp/1", "fd00::9", True), ("/ip6/fd00:0:0:1::1/tcp/1", "fd00::9", False),
+        ("/ip6/fd00::1/tcp/1", "10.8.0.7", False), ("/ip6/::1/tcp/1", "fd00::9", False),
+        ("/ip6/2606:4700::1/tcp/1", "2606:4700::2", False), ("/ip6/2606:4700::1/tcp/1", "2606:4700::1", True),
         ("/ip4/8.8.8.8/tcp/1", "10.0.0.1", False), ("/ip4/127.0.0.1/tcp/1", "127.0.0.1", True),
         ("/ip4/127.0.0.2/tcp/1", "127.0.0.1", True), ("/ip4/127.0.0.1/tcp/1", "10.0.0.1", False),
-        ("/ip4/10.0.0.1/tcp/1", "127.0.0.1", True), ("/ip4/8.8.8.8/tcp/1", "::ffff:8.8.8.8", True),
+        ("/ip4/10.0.0.1/tcp/1", "127.0.0.1", False), ("/ip4/8.8.8.8/tcp/1", "::ffff:8.8.8.8", True),
         ("/ip6/::1/tcp/1", "127.0.0.1", True), ("/ip4/0.0.0.0/tcp/1", "127.0.0.1", False),
         ("/ip4/127.0.0.1/tcp/0", "127.0.0.1", False), ("/dns4/example.org/tcp/1", "127.0.0.1", False),
         (f"/ip4/127.0.0.1/tcp/1/p2p/{peer_text(PEERS[1])}", "127.0.0.1", True),
@@ -430,10 +435,16 @@ def test_a_node_dials_only_where_the_asker_is(addr: str, link_host: str | None, 
     assert bool(found.refused) is not ok
 
 
-@given(st.lists(st.ip_addresses(v=4).map(str), max_size=20), st.ip_addresses(v=4).filter(lambda ip: ip.is_global))
-def test_nobody_on_the_internet_makes_a_node_dial_a_third_party(hosts: list[str], link: Any) -> None:
-    addrs = tuple(f"/ip4/{host}/tcp/80" for host in [*hosts, str(link)])
+@given(st.lists(st.ip_addresses(v=4), max_size=8), st.ip_addresses(v=4).filter(lambda ip: not ip.is_loopback))
+def test_nobody_makes_a_node_dial_a_third_party(hosts: list[Any], link: Any) -> None:
+    addrs = tuple(f"/ip4/{host}/tcp/80" for host in [*hosts, link])
     assert {addr.host for _, addr in testable(PEERS[1], addrs, str(link)).addrs} <= {str(link)}
+
+
+@given(st.lists(st.ip_addresses(), max_size=8), st.ip_addresses(network="127.0.0.0/8"))
+def test_a_loopback_link_makes_a_node_dial_itself_at_most(hosts: list[Any], link: Any) -> None:
+    addrs = tuple(f"/ip{host.version}/{host}/tcp/80" for host in [*hosts, link])
+    assert all(plain_ip(addr.host).is_loopback for _, addr in testable(PEERS[1], addrs, str(link)).addrs)
 
 
 # ---- a place at a relay

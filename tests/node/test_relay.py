@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import ExitStack
 
 import pytest
 import trio
@@ -15,7 +16,9 @@ from protocol.peer import PeerID
 from tests.node.test_links import MemoryStream
 
 PEERS = [PeerID(bytes([n]) * 32) for n in range(1, 8)]
-LIMITS = CircuitLimits(places_max=3, place_s=100.0, circuits_max=4, circuits_per_peer_max=2)
+LIMITS = CircuitLimits(
+    places_max=3, place_s=100.0, circuits_max=4, circuits_per_source_max=2, circuits_per_target_max=2
+)
 
 
 def pipe() -> tuple[MemoryStream, MemoryStream]:
@@ -116,20 +119,44 @@ def test_places_are_few_and_run_out() -> None:
     assert len(places) == 2
 
 
+def opened(places: Places, *pairs: tuple[int, int]) -> ExitStack:
+    """Circuits that stay open until the stack is closed."""
+    stack = ExitStack()
+    for source, target in pairs:
+        stack.enter_context(places.circuit(PEERS[source], PEERS[target]))
+    return stack
+
+
+def refused(places: Places, source: int, target: int) -> bool:
+    try:
+        with places.circuit(PEERS[source], PEERS[target]):
+            return False
+    except Refused:
+        return True
+
+
 def test_circuits_of_one_peer_and_in_all_are_bounded_and_given_back() -> None:
     places = Places(LIMITS)
-    with places.circuit(PEERS[0], PEERS[1]), places.circuit(PEERS[2], PEERS[1]):
-        with pytest.raises(Refused), places.circuit(PEERS[3], PEERS[1]):
-            pass
-        with (
-            places.circuit(PEERS[3], PEERS[4]),
-            places.circuit(PEERS[5], PEERS[6]),
-            pytest.raises(Refused),
-            places.circuit(PEERS[4], PEERS[2]),
-        ):
-            pass
-    with places.circuit(PEERS[3], PEERS[1]):
-        pass
+    with opened(places, (0, 1), (2, 1)):
+        assert refused(places, 3, 1)  # as many as lead to one
+        with opened(places, (3, 4), (5, 6)):
+            assert refused(places, 4, 2)  # as many as there may be
+    assert not refused(places, 3, 1)
+    with opened(places, (0, 1), (0, 2)):
+        assert refused(places, 0, 3)  # as many as one may dial
+        assert not refused(places, 3, 0)  # which does not count against who is dialled
+
+
+def test_no_peer_takes_all_circuits_of_another() -> None:
+    places = Places(CircuitLimits())
+    stack, taken = ExitStack(), 0
+    with stack:
+        while not refused(places, 0, 1):
+            stack.enter_context(places.circuit(PEERS[0], PEERS[1]))
+            taken += 1
+        assert taken == CircuitLimits().circuits_per_pair_max
+        assert not refused(places, 2, 1)
+        assert not refused(places, 0, 2)
 
 
 @given(st.lists(st.tuples(st.sampled_from(PEERS), st.floats(0, 40)), max_size=60))
@@ -160,5 +187,6 @@ def test_wall_time_comes_from_the_clock_that_is_handed_in() -> None:
 
 def test_the_limits_are_of_a_size_that_a_link_can_live_with() -> None:
     limits = CircuitLimits()
-    assert limits.circuits_per_peer_max <= limits.circuits_max
+    assert limits.circuits_per_pair_max <= limits.circuits_per_source_max <= limits.circuits_max
+    assert limits.circuits_per_pair_max * 2 <= limits.circuits_per_target_max <= limits.circuits_max
     assert all(value > 0 for value in dataclasses.astuple(limits))

@@ -18,6 +18,7 @@ from node.transport_host import build_host, dial, open_stream, run_host
 from node.transport_relay import HOP, MESSAGE_BYTES_MAX, STOP
 from protocol.codec import encode_varint, frame
 from protocol.errors import PeerUnreachable
+from protocol.identity import KeyPair
 from protocol.peer import Multiaddr, PeerID, PeerInfo, peer_text
 from protocol.transport import HelloSource, Lane, LinkDialFailed, LinkDown, LinkFrame, LinkUp, TransportEvent
 from tests.node.transport_contract import (
@@ -37,6 +38,7 @@ pytestmark = pytest.mark.libp2p
 
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 RELAY, CLIENT, THIRD, FOURTH = 1, 2, 3, 4
+MEMBERS = [PeerID(KeyPair(bytes([number]) * 32).public) for number in (CLIENT, THIRD, FOURTH)]
 # Over a circuit nobody was dialled; the next two need a relay for each key, and one that outlives its place; a full
 # queue takes long to fill over two connections.
 NOT_HERE = ("check_dialling_back", "check_swarm_key", "check_peer_stops", "check_full_queue_and_writable")
@@ -46,7 +48,8 @@ OVER_CIRCUITS = [check for check in CHECKS if check.__name__ not in NOT_HERE]
 def part(number: int, psk: bytes | None = None, limits: CircuitLimits | None = None) -> Libp2pTransport:
     """The transport of a part in the play: a relay, a client that listens nowhere, and others."""
     listen = () if number == CLIENT else (LOOPBACK,)
-    use = {RELAY: RelayConfig("serve", limits or CircuitLimits()), CLIENT: RelayConfig("client")}.get(number)
+    serve = RelayConfig("serve", limits or CircuitLimits(), MEMBERS.__contains__)
+    use = {RELAY: serve, CLIENT: RelayConfig("client")}.get(number)
     return Libp2pTransport(bytes([number]) * 32, listen, psk=psk, relay=use)
 
 
@@ -225,9 +228,40 @@ async def test_a_stranger_gets_no_place_and_its_connection_ends_with_its_last_re
         assert not seen(relay, LinkDown, client.peer)
 
 
-async def test_a_stranger_may_ask_for_a_member_but_not_for_nobody() -> None:
-    async with play() as (_, (relay, _client, third), _circuit), raw_host(relay) as (host, connection):
-        assert await ask(host, connection, connect_to(third.peer)) == pb.NO_RESERVATION
+async def test_a_stranger_gets_no_circuit_to_anybody() -> None:
+    async with play() as (_, (relay, client, third), _circuit):
+        for peer in (client.peer, third.peer):
+            async with raw_host(relay) as (host, connection):
+                assert await ask(host, connection, connect_to(peer)) == pb.PERMISSION_DENIED
+
+
+async def test_who_is_denied_gets_nothing_although_its_link_still_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with play() as (network, (relay, client, third), circuit):
+        await linked(network, third, relay)
+        monkeypatch.setattr(real(relay)._circuits, "_config", RelayConfig("serve", admits=lambda _peer: False))
+        third.connect(PeerInfo(client.peer, circuit))
+        await network.settle(lambda: bool(seen(third, LinkDialFailed)))
+        assert "permission_denied" in seen(third, LinkDialFailed)[0].reason
+        with pytest.raises(PeerUnreachable, match="permission_denied"):
+            await real(client).reserve(relay.peer)
+
+
+async def test_without_word_of_members_a_circuit_is_for_who_has_a_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with play(4) as (network, (relay, client, third, fourth), circuit):
+        monkeypatch.setattr(real(relay)._circuits, "_config", RelayConfig("serve"))
+        fourth.connect(PeerInfo(client.peer, circuit))
+        await network.settle(lambda: bool(seen(fourth, LinkDialFailed)))
+        await linked(network, third, relay)
+        third.connect(PeerInfo(client.peer, circuit))
+        await network.settle(lambda: bool(seen(client, LinkUp, third.peer)))
+
+
+async def test_a_member_is_told_that_nobody_has_a_place() -> None:
+    async with play() as (network, (relay, _client, third), _circuit):
+        through = Multiaddr("127.0.0.1", Multiaddr.parse(relay.addrs[0]).port, MEMBERS[2], relay.peer)
+        third.connect(PeerInfo(MEMBERS[2], (str(through),)))
+        await network.settle(lambda: bool(seen(third, LinkDialFailed)))
+        assert "no_reservation" in seen(third, LinkDialFailed)[0].reason
 
 
 NONSENSE = (
