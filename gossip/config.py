@@ -14,6 +14,7 @@ class GossipConfig:
     silent_after_us: int = 15_000_000  # nothing heard for so long: hang up; three lost pings
     dial_backoff_min_us: int = 1_000_000  # libp2p.md §5: 1 s to 5 min, with jitter
     dial_backoff_max_us: int = 300_000_000
+    dial_fresh_us: int = 60_000_000  # a new address of a peer is dialled without regard to failures once in so long
     links_full_max: int = 16  # up to so many known peers everybody links to everybody (replication.md §6)
     links_min: int = 12  # above that: links that a node opens by itself
     links_max: int = 32  # and how many it keeps, whoever opened them
@@ -22,6 +23,10 @@ class GossipConfig:
     records_max: int = 20_000  # replication.md §8: above it the DHT path
     records_per_publisher_max: int = 32  # its addresses and its agents; one peer cannot fill the map (case S3)
     records_of_strangers_max: int = 256  # by keys whose admission is not known here; keys are free
+    record_strangers_per_peer_max: int = 32  # of these, brought by one linked peer
+    record_burst: int = 32  # changes of one publisher at once: as many as it may have, signed anew
+    record_every_us: int = 5_000_000  # and after that one in so long
+    record_junk_max: int = 32  # bad records that a linked peer may push in a minute
     record_refresh_us: int = 2 * 3_600_000_000  # a third of the life of a record
     record_members_max: int = 65_536  # keys whose admission is remembered; in an open swarm they are free too
     light_index: bool = False  # hold no agents of others (protocol.md §8: such a node finds through the DHT)

@@ -100,8 +100,17 @@ class Links:
         self._pings = Pings(MACHINE)
         self._lives = Lives(config.known_peers_max)
         self._own_key = OwnKey()
-        self.denied: frozenset[bytes] = frozenset()
         self.refusals: deque[Refusal] = deque(maxlen=config.refusals_max)
+
+    @property
+    def denied(self) -> frozenset[bytes]:
+        """Keys that an admin denied: neither linked nor dialled."""
+        return self._dialling.denied
+
+    @denied.setter
+    def denied(self, denied: frozenset[bytes]) -> None:
+        if denied != self._dialling.denied:
+            self._dialling.deny(denied)
 
     @property
     def linked(self) -> list[PeerID]:

@@ -12,9 +12,19 @@ life and when their value changes, but only those that this life published: what
 withdrawn at boot. Two contents under one sequence number are the publisher's equivocation: every node keeps the
 greater hash, and counts it (case D1).
 
-Blame is for what anybody can see is wrong: bytes that are no signed record, or a life longer than a record may have.
-An expired record, one from the future and one that is known are ignored: a clock, a slow path or a replay brought
-them, and who forwarded them could not know.
+Records of keys whose admission is not known are held, offered to others, and not told to the other machines of the node
+before the key is admitted: anybody can make keys, and nobody should be asked, dialled or shown because of one.
+
+Blame is for what anybody can see is wrong: bytes that are no signed record, or a life longer than a record may have. A
+peer that pushes `record_junk_max` of these within a minute is hung up, as the mesh blames who spreads them. An expired
+record, one from the future and one that is known are ignored: a clock, a slow path or a replay brought them, and who
+forwarded them could not know. That is found before the signature is checked where it can be
+(gossip/record_outline.py). So is a change by a publisher that changed too much lately (gossip/record_rates.py). A
+record that is refused only because strangers have no room gets no verdict: it may come again when its publisher is
+known.
+
+An orderly stop withdraws all own records, addresses too, so that nobody dials who has left. Own records are signed anew
+also when the clock was set so that others would not take them, and when somebody else with the own key ended them.
 
 What is held within which bounds is the business of gossip/record_table.py.
 """
@@ -38,11 +48,15 @@ from gossip.events import (
     Verdict,
     Withdraw,
 )
+from gossip.record_outline import Outline, outline
+from gossip.record_rates import ChangeRates, Junk
 from gossip.record_sync import MACHINE, RecordSync
-from gossip.record_table import RecordTable, Slot
+from gossip.record_table import Lack, RecordTable, Slot
 from protocol.capability import (
+    FUTURE_MS_MAX,
     RECORD_TTL_MS,
     AgentValue,
+    PeerValue,
     SignedRecord,
     UnknownKind,
     Value,
@@ -51,11 +65,14 @@ from protocol.capability import (
     record_key,
 )
 from protocol.errors import DecodeError
+from protocol.identity import digest
 from protocol.machine import (
     Boot,
+    ClockOffset,
     Count,
     Effect,
     Local,
+    Misbehaved,
     Persist,
     Received,
     Send,
@@ -73,15 +90,20 @@ from protocol.transport import Lane
 
 TOPIC: Final = "records"
 _MINUTE_US: Final = 60_000_000
+_SHORT_MS: Final = 600_000  # a record that ends sooner makes room for the next one, which is a change too
 
 
 @dataclass(frozen=True, slots=True)
 class _Opinion:
-    """What a record that came is worth; the record, where it could be held; what follows."""
+    """What a record that came is worth, None if that cannot be said yet; the record, if it is a good one; what follows.
 
-    verdict: Verdict
-    record: SignedRecord | None
+    `newer`: the version that is held instead.
+    """
+
+    verdict: Verdict | None
     effects: list[Effect]
+    record: SignedRecord | None = None
+    newer: SignedRecord | None = None
 
 
 class RecordMap:
@@ -98,6 +120,9 @@ class RecordMap:
         self._rng = rng = rng or random.Random(ctx.me)
         self._table = RecordTable(ctx.me, ctx.genesis, ctx.config)
         self._sync = RecordSync(self._table, ctx.clock, ctx.config, rng)
+        self._rates = ChangeRates(ctx.config)
+        self._junk = Junk(ctx.config)
+        self._stopping = False
         self._published: dict[Slot, Value] = {}  # by this life
         self._rows: list[Row] = []  # to be written and
         self._news: list[bytes] = []  # to be broadcast in this step
@@ -108,16 +133,24 @@ class RecordMap:
         return self._table.complete
 
     def is_member(self, publisher: bytes) -> bool:
-        """True iff the key is known to have been admitted, by a link or by the certificate in its peer record."""
+        """True iff the key is known to be admitted now, by a link or by the certificate in its peer record.
+
+        Now is the last event that this machine was given.
+        """
         return self._table.is_member(publisher)
 
     def live(self, now_us: int) -> list[SignedRecord]:
-        """Every record that may be used now, in (publisher, key) order."""
+        """Every record that is held and not over, in (publisher, key) order."""
         now_ms = self._clock.now_ms(now_us)
         return [record for record in self._table.in_order() if record.live(now_ms)]
 
+    def publishers(self) -> list[bytes]:
+        """Every key of which a record is held, also one that withdrew all of its own; in order."""
+        return self._table.publishers()
+
     def handle(self, event: object, now_us: int) -> list[Effect]:
         """Records, links and time; everything else is nothing to this machine."""
+        self._table.now_ms = self._clock.now_ms(now_us)
         effects = self._on_event(event, now_us)
         rows, self._rows = self._rows, []
         news, self._news = self._news, []
@@ -145,18 +178,26 @@ class RecordMap:
                 return self._on_arrived(peer, items, now_us)
             case TimerFired(key):
                 return self._on_timer(key, now_us)
-            case Stopping():
-                agents = [slot[1] for slot, value in self._published.items() if isinstance(value, AgentValue)]
-                return [effect for key in sorted(agents) for effect in self._withdraw(key, now_us)]
+            case ClockOffset() | Stopping():
+                return self._on_own_machine(event, now_us)
             case _:
                 return []
+
+    def _on_own_machine(self, event: ClockOffset | Stopping, now_us: int) -> list[Effect]:
+        if isinstance(event, ClockOffset):
+            told = [effect for publisher in self._table.admit_held() for effect in self._tell_all(publisher, live=True)]
+            return [*told, *self._expire(now_us), *self._renew(now_us)]
+        self._stopping = True
+        slots = sorted(self._published, key=lambda slot: (isinstance(self._published[slot], PeerValue), slot))
+        return [effect for _, key in slots for effect in self._withdraw(key, now_us)]
 
     def _on_link(self, event: Linked | Unlinked | SendDropped | Writable, now_us: int) -> list[Effect]:
         match event:
             case Linked(peer, hello):
-                self._table.admit(peer)
-                return [*self._expire(now_us), *self._sync.on_linked(peer, hello, now_us)]
+                told = self._tell_all(peer, live=True) if self._table.admit(peer, hello.cert_chain) else []
+                return [*told, *self._expire(now_us), *self._sync.on_linked(peer, hello, now_us)]
             case Unlinked(peer):
+                self._junk.forget(peer)
                 self._sync.on_unlinked(peer)
             case SendDropped(peer, "Records" | "RecordDigests", _) if peer in self._sync:
                 self._sync.on_dropped(peer)
@@ -171,7 +212,8 @@ class RecordMap:
             case TimerKey(_, "refresh"):
                 return self._on_refresh(now_us)
             case TimerKey(_, "minute"):
-                return [SetTimer(key, now_us + _MINUTE_US), *self._expire(now_us)]
+                self._rates.sweep(now_us)
+                return [SetTimer(key, now_us + _MINUTE_US), *self._expire(now_us), *self._renew(now_us)]
             case TimerKey(_, "sync"):
                 return [self._sync_timer(now_us), *self._expire(now_us), *self._sync.on_round(now_us)]
             case TimerKey(_, "again", bytes(peer)):
@@ -195,8 +237,8 @@ class RecordMap:
             except DecodeError:
                 effects.append(Count("stored_records_unreadable"))
                 continue
-            self._table.admit_by(record)
-            if not self._table.indexed(record) or not self._table.has_room(record):
+            effects += self._admit_by(record)
+            if not self._table.indexed(record) or self._table.lack(record.publisher, None) is not None:
                 self._rows.append(RecordGone(record.publisher, record.key))  # the bounds were wider in the last life
                 continue
             self._table.put(record, None)
@@ -204,18 +246,46 @@ class RecordMap:
             if own and isinstance(record.value, AgentValue):
                 effects += self._withdraw(record.key, now_us)
             elif record.live(self._clock.now_ms(now_us)):
-                effects.append(Local(RecordChanged(record, live=True)))
+                effects += self._tell(record, live=True)
         return effects
+
+    # ---- what the other machines are told
+
+    def _tell(self, record: SignedRecord, *, live: bool) -> list[Effect]:
+        return [Local(RecordChanged(record, live))] if self._table.is_member(record.publisher) else []
+
+    def _tell_all(self, publisher: bytes, *, live: bool) -> list[Effect]:
+        """A key was admitted, or is no longer: tell of everything that it offers."""
+        offered = [record for record in self._table.of_publisher(publisher) if record.live(self._table.now_ms)]
+        return [Local(RecordChanged(record, live)) for record in offered]
+
+    def _admit_by(self, record: SignedRecord) -> list[Effect]:
+        return self._tell_all(record.publisher, live=True) if self._table.admit_by(record) else []
 
     # ---- own records
 
     def _publish(self, value: Value, now_us: int) -> list[Effect]:
+        if self._stopping:
+            return []
         slot = (self._keys.public, key_of(self._keys.public, value))
         old = self._table.get(slot)
         self._published[slot] = value
-        if old is not None and old.value == value and old.live(self._clock.now_ms(now_us)):
+        if old is not None and old.value == value and self._sound(old):
             return []
         return self._sign(value, old, now_us)
+
+    def _sound(self, record: SignedRecord) -> bool:
+        """Whether an own record is live for others too, until it is signed anew; a clock that was set changes that."""
+        age_ms = self._table.now_ms - record.issued_ms
+        return record.live(self._table.now_ms) and -FUTURE_MS_MAX // 2 <= age_ms <= RECORD_TTL_MS // 2
+
+    def _renew(self, now_us: int) -> list[Effect]:
+        effects: list[Effect] = []
+        for slot, value in sorted(self._published.items(), key=lambda item: item[0]):
+            old = self._table.get(slot)
+            if old is None or not self._sound(old):
+                effects += self._sign(value, old, now_us)
+        return effects
 
     def _sign(self, value: Value, old: SignedRecord | None, now_us: int, ttl_ms: int = RECORD_TTL_MS) -> list[Effect]:
         now_ms = self._clock.now_ms(now_us)
@@ -242,13 +312,14 @@ class RecordMap:
     # ---- records of others
 
     def _on_arrived(self, peer: PeerID, items: tuple[bytes, ...], now_us: int) -> list[Effect]:
-        """Messages of the mesh: every item gets a verdict."""
+        """Messages of the mesh: every item gets a verdict, unless it may get a better one later."""
         effects: list[Effect] = []
         verdicts: dict[bytes, Verdict] = {}
         for wire in items:
             opinion = self._examine(wire, peer, now_us)
             effects += opinion.effects
-            verdicts.setdefault(message_id(TOPIC, wire), opinion.verdict)
+            if opinion.verdict is not None:
+                verdicts.setdefault(message_id(TOPIC, wire), opinion.verdict)
         return [*effects, Local(Judged(TOPIC, tuple(verdicts.items())))]
 
     def _on_records(self, peer: PeerID, records: tuple[bytes, ...], now_us: int) -> list[Effect]:
@@ -258,39 +329,78 @@ class RecordMap:
         for wire in records:
             opinion = self._examine(wire, peer, now_us)
             effects += opinion.effects
-            record = opinion.record
-            if record is None:
-                continue
-            newer += self._sync.on_record(peer, record, self._table.get((record.publisher, record.key)))
-            age_ms = abs(self._clock.now_ms(now_us) - record.issued_ms)
-            if opinion.verdict == "accept" and age_ms <= self._config.record_fresh_ms:
-                self._news.append(wire)
+            if opinion.verdict == "reject" and self._junk.is_too_much(peer, now_us):
+                return [*effects, Local(Misbehaved(peer, "pushes records that are none"))]
+            if opinion.record is not None or opinion.newer is not None:
+                newer += self._sync.on_record(peer, digest("rec", wire), opinion.newer)
+            if opinion.verdict == "accept" and opinion.record is not None:
+                age_ms = abs(self._table.now_ms - opinion.record.issued_ms)
+                self._news += [wire] if age_ms <= self._config.record_fresh_ms else []
         if newer:
             effects.append(Send(peer, Lane.BULK, Records(tuple(newer))))
         return effects
 
     def _examine(self, wire: bytes, peer: PeerID, now_us: int) -> _Opinion:
         try:
+            seen = outline(wire)
+            old = self._table.get((seen.publisher, seen.key))
+            passed = self._pass_over(seen, wire, old, peer)
+            if passed is not None:
+                return passed
+            costs = self._costs(seen, old)
+            if costs and not self._rates.may(seen.publisher, now_us):
+                return _Opinion("ignore", [Count("records_too_often")])
             record = SignedRecord.from_wire(wire, self._verify)
         except UnknownKind:
-            return _Opinion("ignore", None, [Count("records_of_a_later_version")])
+            return _Opinion("ignore", [Count("records_of_a_later_version")])
         except DecodeError:
-            return _Opinion("reject", None, [Count("records_refused")])
-        if record.expiry_ms > record.issued_ms + RECORD_TTL_MS:
-            return _Opinion("reject", None, [Count("records_refused")])
-        if not self._comparable(record.value):
-            return _Opinion("ignore", None, [Count("records_of_another_encoder")])
-        if not record.acceptable(self._clock.now_ms(now_us)):
-            return _Opinion("ignore", None, [Count("records_expired")])
+            return _Opinion("reject", [Count("records_refused")])
         own = self._own_record(record)
         taken = self._take(record, peer, now_us)
-        return _Opinion(taken.verdict, record, [*own, *taken.effects])
+        if costs and taken.verdict == "accept":
+            self._rates.charge(record.publisher, now_us)
+        return _Opinion(taken.verdict, [*own, *taken.effects, *self._insist(record, now_us)], record, taken.newer)
 
-    def _comparable(self, value: Value) -> bool:
+    def _pass_over(self, seen: Outline, wire: bytes, old: SignedRecord | None, peer: PeerID) -> _Opinion | None:
+        """What can be said of a record before its signature is checked, if that is enough."""
+        if seen.too_long:
+            return _Opinion("reject", [Count("records_refused")])
+        if not self._comparable(seen):
+            return _Opinion("ignore", [Count("records_of_another_encoder")])
+        if not seen.timely(self._table.now_ms):
+            return _Opinion("ignore", [Count("records_expired")])
+        if old is not None and old.wire == wire:
+            return _Opinion("ignore", self._own_record(old), old)
+        if seen.publisher == self._keys.public:
+            return None
+        if old is not None:
+            return _Opinion("ignore", [], newer=old) if seen.seq < old.seq else None
+        lack = self._table.lack(seen.publisher, peer) if seen.kind == "agent" else None
+        return self._no_room(lack) if lack in {"strangers", "publisher"} else None
+
+    def _no_room(self, lack: Lack | None) -> _Opinion:
+        return _Opinion(None if lack == "strangers" else "ignore", [Count("records_full")])
+
+    def _costs(self, seen: Outline, old: SignedRecord | None) -> bool:
+        """Whether this counts as a change. The end of what is live does not: to repeat it takes one that does."""
+        if seen.publisher == self._keys.public:
+            return False
+        if old is None:
+            return seen.end_ms - self._table.now_ms < _SHORT_MS
+        return not seen.withdrawal or old.withdrawal
+
+    def _insist(self, record: SignedRecord, now_us: int) -> list[Effect]:
+        """Somebody with the own key ended what this node offers: it still does."""
+        slot = (record.publisher, record.key)
+        if not record.withdrawal or slot not in self._published or self._table.get(slot) != record:
+            return []
+        return self._sign(self._published[slot], record, now_us)
+
+    def _comparable(self, seen: Outline) -> bool:
         """Whether a vector, where there is one, is of the swarm's encoder: no other means anything here."""
-        if not isinstance(value, AgentValue) or value.vector is None:
+        if seen.vector is None:
             return True
-        return value.encoder == self._genesis.encoder.id and len(value.vector) == self._genesis.encoder.dim
+        return seen.encoder == self._genesis.encoder.id and len(seen.vector) == self._genesis.encoder.dim
 
     def _own_record(self, record: SignedRecord) -> list[Effect]:
         if record.publisher != self._keys.public:
@@ -299,29 +409,51 @@ class RecordMap:
         return [Local(OwnRecord(record, newer=own is None or record.version > own.version))]
 
     def _take(self, record: SignedRecord, source: PeerID | None, now_us: int) -> _Opinion:
-        old, now_ms = self._table.get((record.publisher, record.key)), self._clock.now_ms(now_us)
+        old = self._table.get((record.publisher, record.key))
         effects: list[Effect] = []
         if old is not None and old.seq == record.seq and old.hash != record.hash:
             effects.append(Count("records_equivocated"))
         if old is not None and record.version <= old.version:
-            return _Opinion("ignore", record, effects)
-        self._table.admit_by(record)
+            return _Opinion("ignore", effects, newer=old if old.version > record.version else None)
+        effects += self._admit_by(record)
         if not self._table.indexed(record):
-            return _Opinion("ignore", record, [Count("records_not_indexed")])
-        if old is None and not self._table.has_room(record):
-            # Others may have room: news passes through, which an echo of old records does not.
-            young = now_ms - record.issued_ms < self._config.record_pass_ms
-            passes = young and self._table.within_share(record.publisher)
-            return _Opinion("accept" if passes else "ignore", record, [Count("records_full")])
+            return _Opinion("ignore", [*effects, Count("records_not_indexed")])
+        if old is None:
+            lack = self._table.lack(record.publisher, source)
+            if lack == "table":
+                return self._pass_on(record, effects, now_us)
+            if lack is not None:
+                refused = self._no_room(lack)
+                return _Opinion(refused.verdict, [*effects, *refused.effects])
+            self._evict()
         self._table.put(record, source)
         self._rows.append(RecordRow(record.publisher, record.key, record.wire))
-        effects.append(Local(RecordChanged(record, record.live(now_ms))))
-        return _Opinion("accept", record, effects)
+        return _Opinion("accept", [*effects, *self._tell(record, live=record.live(self._table.now_ms))])
+
+    def _pass_on(self, record: SignedRecord, effects: list[Effect], now_us: int) -> _Opinion:
+        """The whole table is full. Others may have room: a member's news passes through, an echo of old records not."""
+        self._table.overflow()
+        young = self._table.now_ms - record.issued_ms < self._config.record_pass_ms
+        passes = young and self._table.is_member(record.publisher) and self._rates.may(record.publisher, now_us)
+        if passes:
+            self._rates.charge(record.publisher, now_us)
+        return _Opinion("accept" if passes else "ignore", [*effects, Count("records_full")])
+
+    def _evict(self) -> None:
+        gone = self._table.make_room()
+        if gone is not None:
+            self._rows.append(RecordGone(gone.publisher, gone.key))
 
     def _expire(self, now_us: int) -> list[Effect]:
         effects: list[Effect] = []
-        for record in self._table.expire(self._clock.now_ms(now_us)):
+        for publisher in self._table.lapse():
+            effects += self._tell_all(publisher, live=False)
+        for record in self._table.expire():
+            value = self._published.get((record.publisher, record.key))
+            if value is not None:
+                effects += self._sign(value, record, now_us)
+                continue
             self._rows.append(RecordGone(record.publisher, record.key))
             if not record.withdrawal:
-                effects.append(Local(RecordChanged(record, live=False)))
+                effects += self._tell(record, live=False)
         return effects

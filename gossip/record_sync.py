@@ -174,15 +174,15 @@ class RecordSync:
         peer.told.clear()
         return [*pushed, *(self._open(peer, name, now_us) if differing else [])]
 
-    def on_record(self, name: PeerID, record: SignedRecord, held: SignedRecord | None) -> list[bytes]:
-        """A peer gave a record while `held` is here: it has that version; give it the newer one, if there is one."""
+    def on_record(self, name: PeerID, record_hash: bytes, newer: SignedRecord | None) -> list[bytes]:
+        """A peer gave a record: it has that version. Give it the newer one, if one is held and it was not told."""
         peer = self._peers[name]
         if len(peer.told) < 2 * self._budget:
-            peer.told.add(record.hash)
-        if held is None or held.version <= record.version or not peer.digests:
+            peer.told.add(record_hash)
+        if newer is None or newer.hash in peer.told or not peer.digests:
             return []
-        peer.told.add(held.hash)
-        return [held.wire]
+        peer.told.add(newer.hash)
+        return [newer.wire]
 
     def _on_light(self, peer: _Peer, name: PeerID, now_us: int) -> list[Effect]:
         if peer.light is None:

@@ -292,7 +292,7 @@ class NodeCore:
         """
         known, offers, scores = self.links.known(), self.kernel.offers(), self.mesh.scores()
         trouble = {refusal.peer: refusal for refusal in self.links.refusals}  # the newest of each
-        heard_of = (*self.members.alive(), *(PeerID(record.publisher) for record in self.records.live(now_us)))
+        heard_of = (*self.members.alive(), *map(PeerID, self.records.publishers()))
         members = [peer for peer in dict.fromkeys(heard_of) if self.members.view_of(peer) is not None]
         rows: list[dict[str, object]] = []
         for peer in sorted({*self.links.linked, *known, *members} - {self.me}):

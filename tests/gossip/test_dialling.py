@@ -86,6 +86,29 @@ def test_a_new_address_is_dialled_at_once_whatever_failed_at_the_old_one() -> No
     assert dialled(made.on_addresses(peer(0), (addr(5),), 0) or []) == [peer(0)]
 
 
+def test_a_peer_that_changes_its_address_all_the_time_is_not_dialled_all_the_time() -> None:
+    made = dialling(1)
+    made.on_failed(peer(0), 0)
+    dials = []
+    for number in range(500):
+        dials += dialled(made.on_addresses(peer(0), (addr(number + 1),), number * SECOND // 50) or [])
+    assert len(dials) == 1
+    assert made.known()[peer(0)] == (addr(500),), "the newest is known"
+    made.on_failed(peer(0), 20 * SECOND)
+    assert dialled(made.on_addresses(peer(0), (addr(600),), 61 * SECOND) or []) == [peer(0)]
+
+
+def test_addresses_that_a_record_no_longer_names_are_forgotten() -> None:
+    made = Dialling(peer(99), CONFIG, random.Random(1), "links")
+    home = f"{addr(9)}/p2p/{peer_text(peer(0))}"
+    made.add_bootstrap((home,))
+    made.on_addresses(peer(0), (addr(1), addr(2)), 0)
+    assert made.on_addresses(peer(0), (addr(1),), SECOND) == []
+    assert made.known() == {peer(0): (addr(1), home)}
+    made.on_addresses(peer(0), (), 2 * SECOND)
+    assert made.known() == {peer(0): (home,)}
+
+
 def test_links_above_the_bound_are_let_go_but_not_young_ones() -> None:
     made = dialling(100)
     for number in range(60):

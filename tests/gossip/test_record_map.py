@@ -22,13 +22,27 @@ from gossip.events import (
     Withdraw,
 )
 from protocol import versions
+from protocol.admission import MEMBER, issue
 from protocol.capability import FUTURE_MS_MAX, RECORD_TTL_MS, AgentValue, PeerValue, SignedRecord, Value, make_record
 from protocol.codec import encode
 from protocol.identity import KeyPair
-from protocol.machine import PeerUp, Persist, Received, Stopping, TimerFired, TimerKey, Writable
+from protocol.machine import (
+    ClockOffset,
+    Hangup,
+    Misbehaved,
+    PeerUp,
+    Persist,
+    Received,
+    Stopping,
+    TimerFired,
+    TimerKey,
+    Writable,
+)
 from protocol.messages import RECORDS_MAX, RecordDigests, Records, message_id
 from protocol.peer import PeerID
+from protocol.store import RecordRow
 from tests.gossip_world import (
+    ADMIN,
     GENESIS,
     NOW_MS,
     MemoryStore,
@@ -62,7 +76,10 @@ def read(wire: bytes) -> SignedRecord:
 
 
 class Map:
-    """A node with two linked peers, driven by hand; without features they are older ones, told by direct pushes."""
+    """A node with two linked peers, driven by hand; without features they are older ones, told by direct pushes.
+
+    Two publishers were linked before, so they are known to be admitted.
+    """
 
     def __init__(
         self, config: GossipConfig | None = None, store: MemoryStore | None = None, features: tuple[str, ...] = ()
@@ -72,6 +89,9 @@ class Map:
         self.source, self.other = PeerID(keypair("source").public), PeerID(keypair("other").public)
         for peer in ("source", "other"):
             self.node.handle(Linked(PeerID(keypair(peer).public), hello(keypair(peer), features=features)), 0)
+        for known in (AUTHOR, keypair("second")):
+            self.node.handle(Linked(PeerID(known.public), hello(known)), 0)
+            self.node.handle(Unlinked(PeerID(known.public)), 0)
 
     @property
     def wires(self) -> list[bytes]:
@@ -88,15 +108,16 @@ class Map:
             effects += found
         return effects
 
-    def hear(self, *items: bytes) -> list[Verdict]:
-        """Messages of the mesh: their verdicts."""
+    def hear(self, *items: bytes) -> list[str]:
+        """Messages of the mesh: their verdicts, `none` where there is none yet."""
         self.node.told.clear()
         self.node.handle(Arrived(self.source, "records", items), self.world.now_us)
         (judged,) = self.node.heard(Judged)
         assert judged.topic == "records"
         verdicts = dict(judged.verdicts)
-        assert list(verdicts) == list(dict.fromkeys(message_id("records", item) for item in items))
-        return [verdicts[message_id("records", item)] for item in items]
+        ids = list(dict.fromkeys(message_id("records", item) for item in items))
+        assert list(verdicts) == [mid for mid in ids if mid in verdicts]
+        return [verdicts.get(message_id("records", item), "none") for item in items]
 
     def expire(self) -> list[Any]:
         effects = self.node.handle(TimerFired(TimerKey("records", "minute")), self.world.now_us)
@@ -417,17 +438,58 @@ def test_who_missed_a_withdrawal_learns_of_it_from_anybody() -> None:
     assert world.nodes["C"].records.live(world.now_us) == []
 
 
-def test_stopping_withdraws_agents_and_leaves_the_addresses() -> None:
+def test_stopping_withdraws_agents_and_addresses_and_publishes_nothing_more() -> None:
+    """Else whoever joins dials those who left for hours."""
     here = Map()
-    publish(here.node, agent("a"))
-    publish(here.node, agent("b"))
-    publish(here.node, PeerValue(addrs=("/ip4/10.0.0.1/tcp/1",)))
+    here_at = PeerValue(addrs=("/ip4/10.0.0.1/tcp/1",))
+    for value in (agent("a"), here_at, agent("b")):
+        publish(here.node, value)
     effects = here.node.handle(Stopping(0), 1000)
-    assert [each.value for each in here.node.records.live(1000)] == [PeerValue(addrs=("/ip4/10.0.0.1/tcp/1",))]
+    assert not here.node.records.live(1000)
     for peer in (here.source, here.other):
         sent = [read(wire) for wire in pushed(effects)[peer]]
         assert {each.value.agent for each in sent if isinstance(each.value, AgentValue)} == {"a", "b"}
-        assert all(each.expiry_ms == each.issued_ms for each in sent)
+        assert here_at in [each.value for each in sent]
+        assert all(each.withdrawal for each in sent)
+    publish(here.node, here_at, 2000)
+    here.expire()
+    assert not here.node.records.live(2000)
+    assert here.node.records.publishers() == [here.node.me]
+
+
+def test_who_left_in_order_is_dialled_by_nobody_and_offers_again_at_its_return() -> None:
+    world = World()
+    for name in "ABC":
+        world.add(name)
+    for a, b in ("AB", "BC", "CA"):
+        world.link(a, b)
+    value = PeerValue(addrs=("/ip4/10.0.0.1/tcp/1",), cert=chain_of(keypair("A")))
+    world.tell("A", Publish(value))
+    world.run(seconds(1))
+    me = world.nodes["A"].me
+    assert me in world.nodes["B"].links.known()
+    world.tell("A", Stopping(0))
+    world.run(seconds(1))
+    store = world.stop("A")
+    assert all(me not in world.nodes[name].links.known() for name in "BC")
+    world.add("A", store=store, inst=2)
+    world.link("A", "B")
+    world.tell("A", Publish(value))
+    world.run(seconds(1))
+    assert all(me in world.nodes[name].links.known() for name in "BC")
+
+
+def test_who_stopped_uncleanly_stays_known_until_its_record_ends() -> None:
+    world = World()
+    for name in "AB":
+        world.add(name)
+    world.link("A", "B")
+    world.tell("A", Publish(PeerValue(addrs=("/ip4/10.0.0.1/tcp/1",), cert=chain_of(keypair("A")))))
+    world.run(seconds(1))
+    me = world.nodes["A"].me
+    world.stop("A")
+    world.run(seconds(60))
+    assert me in world.nodes["B"].links.known()
 
 
 def test_withdrawing_what_is_not_offered_does_nothing() -> None:
@@ -717,3 +779,215 @@ def test_a_vector_of_another_encoder_is_refused_on_every_hop(value: AgentValue) 
     bare = record(agent("b", encoder="bge-m3"))  # offers agents, and says nothing that would be compared
     here.give(good, bare)
     assert sorted(here.wires) == sorted([good, bare])
+
+
+# ---- strangers
+
+
+def test_what_a_stranger_offers_is_held_and_told_only_once_it_is_known_to_be_admitted() -> None:
+    here, late = Map(features=MESHED), keypair("late")
+    offers = [record(agent("a"), late), record(agent("b"), late)]
+    assert here.hear(*offers) == ["accept", "accept"]
+    assert not here.node.heard(RecordChanged), "anybody can make keys"
+    assert here.wires == sorted(offers, key=lambda wire: read(wire).key)
+    here.hear(peer := record(PeerValue(addrs=(), cert=chain_of(late)), late))
+    assert sorted(each.record.wire for each in here.node.heard(RecordChanged)) == sorted([*offers, peer])
+
+
+def test_a_link_tells_what_its_peer_had_published_before() -> None:
+    here, late = Map(features=MESHED), keypair("late")
+    here.hear(wire := record(agent(), late))
+    here.node.told.clear()
+    here.node.handle(Linked(PeerID(late.public), hello(late)), 0)
+    assert [each.record.wire for each in here.node.heard(RecordChanged)] == [wire]
+
+
+def test_one_peer_fills_a_part_of_the_share_of_strangers() -> None:
+    here = Map(GossipConfig(record_strangers_per_peer_max=4), features=MESHED)
+    wires = [record(agent(), keypair(f"made up {n}")) for n in range(9)]
+    here.give(*wires)
+    assert len(here.wires) == 4
+    here.source = here.other
+    here.give(*wires)
+    assert len(here.wires) == 8
+
+
+def test_a_newcomers_record_that_had_no_room_is_judged_when_it_comes_again() -> None:
+    """It came before the certificate of its publisher, while strangers filled their share."""
+    here, late = Map(GossipConfig(records_of_strangers_max=2), features=MESHED), keypair("late")
+    here.give(*[record(agent(), keypair(f"made up {n}")) for n in range(3)])
+    offer = record(agent(), late)
+    assert here.hear(offer) == ["none"]
+    assert here.hear(record(PeerValue(addrs=(), cert=chain_of(late)), late), offer) == ["accept", "accept"]
+
+
+def test_a_member_takes_the_place_of_a_stranger_in_a_full_table() -> None:
+    here = Map(GossipConfig(records_max=3), features=MESHED)
+    strange = [record(agent(), keypair(f"made up {n}")) for n in range(3)]
+    here.give(*strange)
+    mine = record(agent())
+    here.give(mine)
+    assert here.node.records.complete
+    assert {*here.wires} == {*strange[1:], mine}
+    assert strange[0] not in list(here.node.store.records())
+
+
+# ---- rates and blame
+
+
+def test_a_publisher_that_changes_its_record_all_the_time_is_taken_at_a_bounded_rate() -> None:
+    config = GossipConfig()
+    here = Map(config, features=MESHED)
+    flood = [record(seq=seq) for seq in range(1, 1_001)]
+    verdicts = here.hear(*flood)
+    assert verdicts.count("accept") == config.record_burst + 1  # the first one changes nothing
+    assert here.node.counters["records_too_often"] == 1_000 - config.record_burst - 1
+    other = record(agent(), keypair("second"))
+    assert here.hear(other) == ["accept"], "it is one publisher's matter"
+    assert here.hear(record(seq=2_000, ttl_ms=0)) == ["accept"], "its end is taken all the same"
+    here.world.now_us += config.record_every_us
+    assert here.hear(record(seq=2_001), record(seq=2_002)) == ["accept", "ignore"]
+
+
+def test_records_that_end_at_once_are_changes_too() -> None:
+    config = GossipConfig()
+    here = Map(config, features=MESHED)
+    taken = 0
+    for n in range(300):
+        here.world.now_us += 10_000
+        taken += here.hear(record(issued_ms=NOW_MS + n * 10, ttl_ms=5)) == ["accept"]
+        here.world.now_us += 10_000
+        here.expire()
+    assert taken <= config.record_burst + 2
+
+
+def test_all_records_of_a_publisher_may_be_signed_anew_and_withdrawn_at_once() -> None:
+    config = GossipConfig()
+    here = Map(config, features=MESHED)
+    names = [str(n) for n in range(config.records_per_publisher_max)]
+    for seq, ttl_ms in ((1, RECORD_TTL_MS), (2, RECORD_TTL_MS), (3, 0)):
+        verdicts = here.hear(*[record(agent(name), seq=seq, ttl_ms=ttl_ms) for name in names])
+        assert verdicts == ["accept"] * len(names)
+
+
+def test_who_pushes_bad_records_is_hung_up_and_who_pushes_old_ones_is_not() -> None:
+    config = GossipConfig()
+    here = Map(config, features=MESHED)
+    here.give(*[record(issued_ms=NOW_MS - RECORD_TTL_MS)] * 200)
+    assert not here.node.heard(Misbehaved)
+    bad = record()[:-1] + bytes([record()[-1] ^ 1])
+    here.give(*[bad] * config.record_junk_max)
+    assert not here.node.heard(Misbehaved)
+    assert [effect.peer for effect in here.give(bad) if isinstance(effect, Hangup)] == [here.source]
+
+
+def test_what_is_known_late_or_replaced_costs_no_second_check_of_its_signature() -> None:
+    here = Map(features=MESHED)
+    checked: list[bytes] = []
+
+    def counting(key: bytes, message: bytes, sig: bytes) -> bool:
+        checked.append(sig)
+        return verify(key, message, sig)
+
+    here.node.records._verify = counting
+    known = record(seq=2)
+    here.give(known)
+    assert len(checked) == 1
+    vector = agent("v", vector=b"x", encoder="other")
+    here.give(known, record(seq=1), record(agent("b"), issued_ms=NOW_MS - RECORD_TTL_MS), record(vector))
+    assert len(checked) == 1
+    here.give(known[:-1] + bytes([known[-1] ^ 1]))
+    assert len(checked) == 2, "the same version with other bytes is checked, and refused"
+    assert here.wires == [known]
+
+
+# ---- clocks
+
+
+@pytest.mark.parametrize("step_h", [-8, -1, 8])
+def test_own_records_stay_live_for_everybody_when_the_clock_is_set(step_h: int) -> None:
+    """The clock was wrong at boot and is set half a minute later."""
+    world = World(SLOW, idle=frozenset({"repair"}))
+    node = world.add("A", wall_off_ms=step_h * HOUR_MS)
+    publish(node, agent(), world.now_us)
+    world.run(seconds(30))
+    world.tell("A", ClockOffset(NOW_MS * 1000))
+    for _ in range(24 * 4):
+        now_ms = NOW_MS + world.now_us // 1000
+        (own,) = node.records.live(world.now_us)
+        assert own.acceptable(now_ms)
+        world.run(HOUR_MS * 250)
+
+
+def test_an_own_record_that_is_over_is_signed_anew_when_it_is_swept() -> None:
+    """Swarm time moved without a word of the own clock."""
+    here = Map()
+    publish(here.node, agent())
+    here.node.clock.set_wall_offset((NOW_MS + 7 * HOUR_MS) * 1000)
+    here.node.told.clear()
+    here.expire()
+    (own,) = here.node.records.live(0)
+    assert own.issued_ms == NOW_MS + 7 * HOUR_MS
+    assert [each.live for each in here.node.heard(RecordChanged)] == [True]
+
+
+def test_stored_records_near_their_end_are_signed_anew_at_the_start() -> None:
+    here = Map()
+    value = PeerValue(addrs=("/ip4/10.0.0.1/tcp/1",))
+    store = MemoryStore()
+    store.apply((RecordRow(here.node.me, read(publish_wire(here.node, value)).key, publish_wire(here.node, value)),))
+    again = World()
+    node = again.add("node", store=store, wall_off_ms=5 * HOUR_MS)
+    publish(node, value)
+    (own,) = node.records.live(0)
+    assert own.issued_ms == NOW_MS + 5 * HOUR_MS
+
+
+def publish_wire(node: Node, value: Value) -> bytes:
+    """An own record in the form in which the last life stored it."""
+    return make_record(node.keys, value, seq=1, issued_ms=NOW_MS)
+
+
+def test_what_somebody_else_with_the_own_key_ended_is_offered_again() -> None:
+    """A second node that was started with this key and stops withdraws what both offer."""
+    here = Map(features=MESHED)
+    publish(here.node, value := PeerValue(addrs=("/ip4/10.0.0.1/tcp/1",)))
+    assert here.hear(record(value, here.node.keys, seq=NOW_MS + 1, ttl_ms=0)) == ["accept"]
+    (own,) = here.node.records.live(0)
+    assert own.seq > NOW_MS + 1
+    assert (own.wire,) in [event.items for event in here.node.heard(Broadcast)]
+
+
+# ---- admission ends
+
+
+def short_chain(keys: KeyPair, until_ms: int) -> tuple[bytes, ...]:
+    return (issue(ADMIN, GENESIS.swarm_id, keys.public, (MEMBER,), (NOW_MS - HOUR_MS, until_ms)),)
+
+
+def test_a_certificate_that_is_over_or_to_come_admits_nobody() -> None:
+    here = Map(features=MESHED)
+    late, early = keypair("late"), keypair("early")
+    here.hear(record(PeerValue(addrs=(), cert=short_chain(late, NOW_MS - 1)), late))
+    here.hear(record(PeerValue(addrs=(), cert=chain_of(early, NOW_MS + HOUR_MS)), early))
+    assert not here.node.records.is_member(late.public)
+    assert not here.node.records.is_member(early.public)
+    here.node.clock.set_wall_offset((NOW_MS + HOUR_MS + 1000) * 1000)
+    here.node.handle(ClockOffset((NOW_MS + HOUR_MS + 1000) * 1000), 0)
+    assert here.node.records.is_member(early.public), "the clock had been wrong"
+
+
+def test_membership_ends_with_the_certificate_and_a_new_one_prolongs_it() -> None:
+    here = Map(features=MESHED)
+    one, two = keypair("one"), keypair("two")
+    for each in (one, two):
+        here.hear(record(PeerValue(addrs=(), cert=short_chain(each, NOW_MS + HOUR_MS)), each), record(agent(), each))
+    here.hear(record(PeerValue(addrs=(), cert=chain_of(two)), two, seq=2))
+    here.node.told.clear()
+    here.world.now_us = (HOUR_MS + 1) * 1000
+    here.expire()
+    assert not here.node.records.is_member(one.public)
+    assert here.node.records.is_member(two.public)
+    ended = here.node.heard(RecordChanged)
+    assert {(each.record.publisher, each.live) for each in ended} == {(one.public, False)}
+    assert len(ended) == 2

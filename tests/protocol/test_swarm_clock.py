@@ -6,8 +6,11 @@ import statistics
 
 from hypothesis import given, strategies as st
 
+from node.swarm import BACKDATE_MS
+from protocol.capability import RECORD_TTL_MS
 from protocol.clock import (
     HLC_PER_MS,
+    OFFSET_MS_MAX,
     OFFSET_SAMPLES_MAX,
     QUARANTINE_MS,
     SKEW_WARN_MS,
@@ -53,7 +56,7 @@ def meet(*clocks: SwarmClock) -> None:
                 clock.sample(bytes([j]), other.wall_ms(0), 0)
 
 
-@given(st.lists(st.integers(-MINUTES_10, MINUTES_10), min_size=2, max_size=7))
+@given(st.lists(st.integers(-OFFSET_MS_MAX // 2, OFFSET_MS_MAX // 2), min_size=2, max_size=7))
 def test_nodes_that_all_met_agree_on_the_time_whatever_their_clocks_say(offsets: list[int]) -> None:
     clocks = [node(offset) for offset in offsets]
     meet(*clocks)
@@ -126,3 +129,25 @@ def test_a_clock_before_the_own_admission_is_no_sample() -> None:
     assert clock.now_ms(0) == NOW_MS
     clock.sample(b"a", NOW_MS - 30_000, 0)
     assert clock.now_ms(0) == NOW_MS - 30_000
+
+
+@given(st.integers(-NOW_MS, 2**46), st.integers(1, 9))
+def test_peers_who_all_lie_move_the_time_by_the_bound_and_warn(lie: int, n: int) -> None:
+    """Were there no bound, 4 of 7 members who name a day in the next year would end every record and certificate."""
+    clock = node(0)
+    for peer in range(n):
+        clock.sample(bytes([peer]), NOW_MS + lie, 0)
+    moved = clock.now_ms(0) - NOW_MS
+    assert abs(moved) <= OFFSET_MS_MAX
+    if n > 1 or lie < 0:  # of two clocks the earlier one leads
+        assert moved == max(-OFFSET_MS_MAX, min(OFFSET_MS_MAX, lie))
+        assert clock.median_ms == lie
+        assert clock.skewed == (abs(lie) > SKEW_WARN_MS)
+        for peer in range(n):
+            clock.forget(bytes([peer]))
+        assert clock.now_ms(0) == NOW_MS
+
+
+def test_the_bound_fits_the_lead_of_certificates_and_the_clocks_that_must_work() -> None:
+    assert MINUTES_10 < OFFSET_MS_MAX <= BACKDATE_MS
+    assert OFFSET_MS_MAX < RECORD_TTL_MS // 6  # a moved clock ends no record that is signed anew in time
