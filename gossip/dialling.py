@@ -70,9 +70,6 @@ class Dialling:
     _let_go: dict[PeerID, None] = field(default_factory=dict)
     _under_way: dict[PeerID, None] = field(default_factory=dict)  # dials without an answer yet
 
-    def __contains__(self, peer: PeerID) -> bool:
-        return peer in self._known
-
     def known(self) -> dict[PeerID, tuple[str, ...]]:
         """Every peer that may be dialled, with its addresses, in PeerID order."""
         return {peer: self._known[peer].addrs for peer in sorted(self._known)}

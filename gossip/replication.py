@@ -314,7 +314,7 @@ class Replication:
                 continue
             if not self._may_wait(source, log, op, now_us):
                 effects.append(Count("ops_refused_waiting"))
-                verdicts[message_id(TOPIC, wire)] = "ignore"
+                verdicts[message_id(TOPIC, wire)] = "later"
                 continue
             added = log.add(op, swarm_ms=self._clock.now_ms(now_us))
             if added.status in ("duplicate", "rejected"):

@@ -109,7 +109,7 @@ class Kernel:
         self._jobs = jobs
         self._tasks: dict[bytes, Task] = {}
         self._linked: dict[PeerID, None] = {}
-        self._trust: dict[bytes, Trust] = {}  # as of the last task that ended
+        self._trust: dict[bytes, Trust] | None = None  # None: a task has ended since it was counted
         self._agents: dict[bytes, dict[str, AgentValue]] = {}  # peer -> its live records, by agent
         self._offers: dict[bytes, Candidate] = {}  # peer -> these records as one
         self._job_of: dict[JobId, tuple[bytes, object]] = {}  # job -> (space, spec)
@@ -136,6 +136,8 @@ class Kernel:
 
     def worth(self, peer: PeerID) -> int:
         """What this node saw of a peer's turns, as points of its score in the mesh; counted anew when a task ends."""
+        if self._trust is None:  # once for all tasks that ended meanwhile: at Boot these are thousands
+            self._trust = self._first_hand()
         trust = self._trust.get(peer)
         return trust.points if trust is not None else 0
 
@@ -256,7 +258,7 @@ class Kernel:
         effects: list[Effect] = [Notify(f"task/{task.space.hex()}", "changed")]
         if task.fold.outcome != task.told_outcome:
             task.told_outcome = task.fold.outcome
-            self._trust = self._first_hand()
+            self._trust = None
             if task.fold.outcome != "open":
                 task.remote, task.failures = None, {}
                 self._following.pop(task.space, None)

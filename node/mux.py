@@ -28,6 +28,7 @@ through them.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Final
 
@@ -130,14 +131,11 @@ class MuxFrames:
     _rtt: float
     _cleanup_on_error: LibraryObject
     _finalize_stream_locked: LibraryObject
+    new_stream: Callable[[int], LibraryObject]  # a stream that the peer opens; from whoever mixes this in
 
     def __init__(self, *args: LibraryObject, **options: LibraryObject) -> None:
         super().__init__(*args, **options)
         self._credited: dict[int, trio.Event] = {}  # of streams whose writer waits
-
-    def new_stream(self, stream_id: int) -> LibraryObject:
-        """A stream that the peer opens."""
-        raise NotImplementedError
 
     def steady(self, stream: LibraryObject) -> LibraryObject:
         """The stream, where the library's own reads give credit by our rule too.

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, strategies as st
 
 from gossip.config import GossipConfig
-from gossip.events import Acked, Durable, SpaceChanged, SpaceOpened
+from gossip.events import Acked, Arrived, Durable, Judged, SpaceChanged, SpaceOpened
 from gossip.receipts import LEVEL_DISK, push
 from gossip.replication import Draft
 from protocol.errors import EngineError, Refused, StoreError
-from protocol.machine import JobDone, JobId, Persist, Received, Send
+from protocol.machine import JobDone, JobId, Local, Persist, Received, Send
 from protocol.messages import (
     BATCH_BYTES_MAX,
     BATCH_OPS_MAX,
@@ -23,6 +23,7 @@ from protocol.messages import (
     OpBatch,
     Receipt,
     encode_frame,
+    message_id,
     receipt_bytes,
 )
 from protocol.op import OP_BYTES_MAX, Op, OpKind, Position, decode_wire_op, make_op
@@ -676,6 +677,17 @@ def test_pending_bytes_of_one_peer_are_bounded() -> None:
     waiting = sum(log._pending._bytes for log in world.nodes["A"].replication._logs.values())
     bound = config.pending_bytes_per_peer_max
     assert bound - 100_000 < waiting <= bound
+    at = Position(bytes(16), 1, 1, bytes(31) + b"x", (), NOW_MS << 16)
+    surplus = make_op(keypair("B"), OpKind.UNIT, at, body_bytes(unit("x" * 48_000))).wire()
+    node = world.nodes["A"].replication
+    judged = [
+        effect.event
+        for effect in node.handle(Arrived(PeerID(keypair("B").public), "ops", (surplus,)), 0)
+        if isinstance(effect, Local) and isinstance(effect.event, Judged)
+    ]
+    assert judged == [Judged("ops", ((message_id("ops", surplus), "later"),))], (
+        "a copy of it may come when there is room"
+    )
 
 
 def test_a_peer_that_was_never_up_is_not_sent_to() -> None:

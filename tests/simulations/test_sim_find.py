@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 from gossip.pings import PingPeer
+from kernel import behaviour, trust
 from kernel.commands import FindAgents, ListAgents
 from kernel.discovery import Filters
+from kernel.trust import Trust
+from kernel.turns.fold import TaskFold
 from node.core import ListPeers
 from protocol.errors import PeerUnreachable
 from protocol.peer import peer_text
@@ -86,6 +90,30 @@ def test_turns_that_were_seen_give_trust() -> None:
     figures = {line["peer"]: (line["trust"], line["turns_seen"]) for line in found(swarm, 1)["agents"]}
     assert sum(turns for _, turns in figures.values()) >= 3
     assert all(trust is None if turns == 0 else trust > 0.5 for trust, turns in figures.values())
+
+
+def test_what_peers_are_worth_in_the_mesh_is_counted_once_for_all_tasks_that_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A boot meets thousands of ended tasks at once; counting anew for each would make it quadratic."""
+    counted: list[int] = []
+
+    def first_hand(folds: Iterable[TaskFold]) -> dict[bytes, Trust]:
+        counted.append(1)
+        return trust.first_hand(folds)
+
+    swarm = begun(3)
+    asks = [swarm.submit(0, f"k{number}", "Which clause ends the lease?") for number in range(4)]
+    monkeypatch.setattr(behaviour, "first_hand", first_hand)
+    swarm.run_until(lambda: all(ask.done for ask in asks) and all(swarm.ended(f"k{n}") for n in range(4)), 900)
+    swarm.run_for(3)  # heartbeats ask for everybody's worth
+    swarm.crash(1)
+    counted.clear()
+    swarm.restart(1)
+    assert not counted, "no mesh asked yet"
+    swarm.run_for(5)
+    assert len(counted) == 1
+    assert any(swarm.hosts[1].core.kernel.worth(host.peer) > 0 for host in swarm.hosts)
 
 
 def test_peers_and_pings_tell_who_is_there_and_how_far() -> None:
