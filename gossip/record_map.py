@@ -107,9 +107,9 @@ class _Opinion:
 
 
 class RecordMap:
-    """The machine. `rng` draws the peer of a round and the pauses between rounds; by default seeded by the own key."""
+    """The machine. `rng` draws the peer of a round and the pauses between rounds."""
 
-    def __init__(self, ctx: Context, rng: random.Random | None = None) -> None:
+    def __init__(self, ctx: Context, rng: random.Random) -> None:
         self._keys = ctx.keys
         self._genesis = ctx.genesis
         self._clock = ctx.clock
@@ -117,7 +117,7 @@ class RecordMap:
         self._jobs = ctx.jobs
         self._store = ctx.store
         self._verify = ctx.verify
-        self._rng = rng = rng or random.Random(ctx.me)
+        self._rng = rng
         self._table = RecordTable(ctx.me, ctx.genesis, ctx.config)
         self._sync = RecordSync(self._table, ctx.clock, ctx.config, rng)
         self._rates = ChangeRates(ctx.config)

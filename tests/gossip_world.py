@@ -162,7 +162,7 @@ class Node:
         ctx = Context(self.keys, GENESIS, self.chain, self.clock, config, self.jobs, store=store, verify=verify)
         rng = random.Random(name)
         self.links = Links(self.me, GENESIS, self.clock, config, rng)
-        self.records = RecordMap(ctx)
+        self.records = RecordMap(ctx, random.Random(3))
         self.replication = Replication(ctx)
         self.repair = Repair(self.me, self.replication, config, rng)
         self.machines: dict[str, Any] = {

@@ -38,7 +38,7 @@ class Node:
         jobs = JobIds()
         ctx = Context(ME, GENESIS, chain_of(ME), self.clock, config, jobs, store=self.store, verify=verify)
         self.links = Links(PeerID(ME.public), GENESIS, self.clock, config, random.Random(1))
-        self.records = RecordMap(ctx)
+        self.records = RecordMap(ctx, random.Random(3))
         self.start_ms = start_ms
         self.stopped: ConfigError | None = None
         self.sent: list[bytes] = []
